@@ -1,0 +1,161 @@
+"""Evenkeel's build rules. BUILD files load rules from here only.
+
+They set what every target needs whatever flags a build is given: the include
+prefix ("evenkeel/<package>/<file>.h", so that a consumer's own runtime/ or
+testing/ folder never shadows ours), C++20, warnings as errors, no contraction
+of a*b+c (results must not depend on who compiled them), the layering check.
+
+    ek_cc_library(name = "mesh", srcs = ["mesh.cc"], hdrs = ["mesh.h"], deps = [...])
+    ek_cc_test(name = "mesh_test", srcs = ["mesh_test.cc"], deps = [":mesh", ...])
+    ek_proto_library(name = "order_proto", srcs = ["order.proto"])
+    ek_cc_proto_library(name = "order_cc_proto", deps = [":order_proto"])
+    ek_mpi_test(name = "mpi_test", srcs = ["mpi_test.cc"], ranks = [2, 4], deps = [...])
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("@rules_proto//proto:defs.bzl", "proto_library")
+
+EK_COPTS = [
+    "-std=c++20",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    # One rounding per operation, on every compiler and target.
+    "-ffp-contract=off",
+]
+
+_FEATURES = ["layering_check"]
+
+def _include_prefix():
+    return "evenkeel/" + native.package_name()
+
+def ek_cc_library(name, hdrs = [], copts = [], features = [], **kwargs):
+    """A library whose headers are included as "evenkeel/<package>/<file>.h"."""
+    prefix = {}
+    if hdrs and native.package_name():
+        prefix = {
+            "include_prefix": _include_prefix(),
+            "strip_include_prefix": "/" + native.package_name(),
+        }
+    prefix.update(kwargs)
+
+    # One archive instead of a shared object per library: every object is
+    # compiled once, and tests and binaries link the same code.
+    prefix.setdefault("linkstatic", True)
+    cc_library(
+        name = name,
+        hdrs = hdrs,
+        copts = EK_COPTS + copts,
+        features = _FEATURES + features,
+        **prefix
+    )
+
+def ek_cc_binary(name, copts = [], features = [], **kwargs):
+    """A program."""
+    cc_binary(
+        name = name,
+        copts = EK_COPTS + copts,
+        features = _FEATURES + features,
+        **kwargs
+    )
+
+def ek_cc_test(name, size = "small", deps = [], copts = [], features = [], gtest_main = True, **kwargs):
+    """A GoogleTest program; gtest, gmock and their main come with it.
+
+    Args:
+      name: target name, the tested file's name with _test behind it.
+      size: Bazel's test size; it sets the timeout.
+      deps: libraries under test and what the test includes.
+      copts: further compiler options.
+      features: further toolchain features.
+      gtest_main: False where srcs or deps bring a main of their own.
+      **kwargs: passed to cc_test.
+    """
+    kwargs.setdefault("linkstatic", True)
+    gtest = ["@com_google_googletest//:gtest"]
+    if gtest_main:
+        gtest.append("@com_google_googletest//:gtest_main")
+    cc_test(
+        name = name,
+        size = size,
+        copts = EK_COPTS + copts,
+        features = _FEATURES + features,
+        deps = deps + gtest,
+        **kwargs
+    )
+
+def ek_mpi_test(
+        name,
+        srcs,
+        deps = [],
+        ranks = [2, 4],
+        size = "small",
+        args = [],
+        data = [],
+        tags = [],
+        gtest_main = False,
+        timeout = None,
+        **kwargs):
+    """A GoogleTest program run under mpirun, once per number of ranks.
+
+    Makes the test program <name>_program, one test <name>_<n> for each n in
+    ranks, and the suite <name>. The test fails when any rank fails. srcs or
+    deps bring a main that initializes MPI.
+
+    Args:
+      name: name of the test suite.
+      srcs: sources of the program.
+      deps: its libraries, gtest comes with it.
+      ranks: numbers of processes to run with.
+      size: Bazel's test size.
+      args: arguments of the program.
+      data: files the program reads.
+      tags: further tags; "mpi" and the processor demand are set.
+      gtest_main: whether to link GoogleTest's own main.
+      timeout: Bazel's test timeout.
+      **kwargs: passed to the program's cc_binary.
+    """
+    gtest = ["@com_google_googletest//:gtest"]
+    if gtest_main:
+        gtest.append("@com_google_googletest//:gtest_main")
+    program = name + "_program"
+    ek_cc_binary(
+        name = program,
+        testonly = True,
+        srcs = srcs,
+        data = data,
+        deps = deps + gtest,
+        tags = tags + ["mpi"],
+        **kwargs
+    )
+    for n in ranks:
+        native.sh_test(
+            name = "{}_{}".format(name, n),
+            size = size,
+            timeout = timeout,
+            srcs = [Label("//tools:mpi_test.sh")],
+            args = [str(n), "$(rootpath :{})".format(program)] + args,
+            data = [":" + program] + data,
+            # Ranks wait by polling: give them the processors, as far as
+            # there are any.
+            tags = tags + ["mpi", "cpu:2"],
+        )
+    native.test_suite(
+        name = name,
+        tests = [":{}_{}".format(name, n) for n in ranks],
+        tags = tags + ["mpi"],
+    )
+
+def ek_proto_library(name, srcs, **kwargs):
+    """A proto_library imported as "evenkeel/<package>/<file>.proto"."""
+    proto_library(
+        name = name,
+        srcs = srcs,
+        import_prefix = _include_prefix(),
+        strip_import_prefix = "/" + native.package_name(),
+        **kwargs
+    )
+
+def ek_cc_proto_library(name, deps, **kwargs):
+    """C++ for an ek_proto_library, included as "evenkeel/<package>/<file>.pb.h"."""
+    native.cc_proto_library(name = name, deps = deps, **kwargs)
