@@ -1,0 +1,90 @@
+// Element types and their scalar conversions.
+#ifndef EVENKEEL_RUNTIME_TENSOR_DTYPE_H_
+#define EVENKEEL_RUNTIME_TENSOR_DTYPE_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+// The values travel in fingerprints and files: append only.
+enum class DType : uint8_t { kF32 = 0, kBF16 = 1, kF64 = 2, kI32 = 3, kI64 = 4, kU8 = 5, kF16 = 6 };
+inline constexpr DType kAllDTypes[] = {DType::kF32, DType::kBF16, DType::kF64, DType::kI32,
+                                       DType::kI64, DType::kU8,   DType::kF16};
+
+// Bytes per element.
+constexpr int64_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+      return 2;
+    case DType::kU8:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr bool IsFloating(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64 || dtype == DType::kF16;
+}
+
+// "f32", "bf16", "f64", "i32", "i64", "u8", "f16".
+absl::string_view DTypeName(DType dtype);
+// Inverse of DTypeName; InvalidArgument listing the names otherwise.
+absl::StatusOr<DType> ParseDType(absl::string_view name);
+
+// bfloat16: the upper half of a float. Rounds to nearest even; NaN stays NaN
+// (quiet).
+struct BF16 {
+  uint16_t bits = 0;
+
+  BF16() = default;
+  explicit BF16(float value) {
+    const uint32_t wide = std::bit_cast<uint32_t>(value);
+    if ((wide & 0x7fffffffu) > 0x7f800000u) {
+      bits = static_cast<uint16_t>((wide >> 16) | 0x0040u);
+    } else {
+      bits = static_cast<uint16_t>((wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16);
+    }
+  }
+  explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
+};
+
+// IEEE half. Rounds to nearest even, overflows to infinity; NaN stays NaN
+// (quiet).
+struct F16 {
+  uint16_t bits = 0;
+
+  F16() = default;
+  explicit F16(float value);
+  explicit operator float() const;
+};
+
+// Maps a C++ scalar to its DType: DTypeOf<float> == DType::kF32.
+template <typename T>
+inline constexpr DType DTypeOf = DType::kU8;
+template <>
+inline constexpr DType DTypeOf<float> = DType::kF32;
+template <>
+inline constexpr DType DTypeOf<BF16> = DType::kBF16;
+template <>
+inline constexpr DType DTypeOf<double> = DType::kF64;
+template <>
+inline constexpr DType DTypeOf<int32_t> = DType::kI32;
+template <>
+inline constexpr DType DTypeOf<int64_t> = DType::kI64;
+template <>
+inline constexpr DType DTypeOf<F16> = DType::kF16;
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_RUNTIME_TENSOR_DTYPE_H_
