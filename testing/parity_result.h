@@ -1,0 +1,88 @@
+// What a parity job found: plain data, filled by the prover, read by whatever reports it.
+#ifndef EVENKEEL_TESTING_PARITY_RESULT_H_
+#define EVENKEEL_TESTING_PARITY_RESULT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace evenkeel::testutil {
+
+// kBitwise: every compared bit is equal. kBounded: inside the derived error bound of the double reference.
+enum class Verdict { kReference, kBitwise, kBounded, kMismatch };
+
+// The first element that differs, in the order step, tensor, rank, index.
+struct FirstDifference {
+  int64_t step = 0;
+  std::string tensor;  // "loss", "layer.0.moe.output", "grad layer.1.moe.w_in", "param embedding", ...
+  int rank = 0;
+  int64_t index = 0;
+  double reference = 0;
+  double candidate = 0;
+  double ulps = 0;   // distance in units of the last place of the tensor's dtype
+  double bound = 0;  // 0 for bitwise comparisons
+};
+
+// Bytes sent on one axis, summed over ranks, steps and both directions, MoE traffic only.
+struct AxisBytes {
+  int64_t counted = 0;
+  int64_t predicted = 0;  // closed form of the order at the actual capacity
+  int64_t bound = 0;      // lower bound from the actual routing matrix; -1 where none is computed
+};
+
+struct PeakBytes {
+  int64_t counted = 0;
+  int64_t predicted = 0;
+};
+
+struct ParityRun {
+  std::string order;  // "drop_gather", or the path of an order file
+  std::string zero3;  // fetch policy
+  Verdict verdict = Verdict::kMismatch;
+  std::string note;  // one line: judged against what, routing margins, ...
+  double max_abs_diff = 0;
+  double bound_used = 0;  // largest difference / bound of a bounded run, in [0, 1] when it holds
+  std::optional<FirstDifference> first_difference;
+  std::vector<double> loss;  // mean over replicas, by step
+  AxisBytes ep;
+  AxisBytes tp;
+  int64_t collectives = 0;         // of one step, rank 0
+  double leaf_fetch_host_ops = 0;  // mean per leaf fetch in steady state, rank 0
+  PeakBytes peak_gathered_bytes;   // largest over ranks
+  double ms_per_step = 0;          // wall time of this run's steps, mean
+  std::string parameter_digest;    // 16 hex digits over all final parameters, layout of the ranks included
+  std::string loss_digest;         // 16 hex digits over the bits of the loss of every step
+};
+
+struct ParityResult {
+  // What was run, in the order to be shown: {"tp", "2"}, {"corpus", "/usr/share/..."}, ...
+  std::vector<std::pair<std::string, std::string>> config;
+  std::vector<ParityRun> runs;  // the reference first
+
+  bool AllHold() const {
+    for (const ParityRun& run : runs) {
+      if (run.verdict == Verdict::kMismatch) return false;
+    }
+    return !runs.empty();
+  }
+};
+
+inline const char* VerdictName(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kReference:
+      return "reference";
+    case Verdict::kBitwise:
+      return "bitwise";
+    case Verdict::kBounded:
+      return "bounded";
+    case Verdict::kMismatch:
+      return "MISMATCH";
+  }
+  return "MISMATCH";
+}
+
+}  // namespace evenkeel::testutil
+
+#endif  // EVENKEEL_TESTING_PARITY_RESULT_H_
