@@ -10,10 +10,14 @@ of a*b+c (results must not depend on who compiled them), the layering check.
     ek_proto_library(name = "order_proto", srcs = ["order.proto"])
     ek_cc_proto_library(name = "order_cc_proto", deps = [":order_proto"])
     ek_mpi_test(name = "mpi_test", srcs = ["mpi_test.cc"], ranks = [2, 4], deps = [...])
+    ek_script_test(name = "tidy_test", script = "tidy_test.py")
+
+A dep against the arrows of the house (//tools/arrows) stops the build here.
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 load("@rules_proto//proto:defs.bzl", "proto_library")
+load("//tools/arrows:arrows.bzl", "check_arrows")
 
 EK_COPTS = [
     "-std=c++20",
@@ -29,7 +33,11 @@ _FEATURES = ["layering_check"]
 def _include_prefix():
     return "evenkeel/" + native.package_name()
 
-def ek_cc_library(name, hdrs = [], copts = [], features = [], **kwargs):
+def _check_deps(name, deps):
+    check_arrows(native.package_name(), name, deps)
+    return deps
+
+def ek_cc_library(name, hdrs = [], deps = [], copts = [], features = [], **kwargs):
     """A library whose headers are included as "evenkeel/<package>/<file>.h"."""
     prefix = {}
     if hdrs and native.package_name():
@@ -45,15 +53,17 @@ def ek_cc_library(name, hdrs = [], copts = [], features = [], **kwargs):
     cc_library(
         name = name,
         hdrs = hdrs,
+        deps = _check_deps(name, deps),
         copts = EK_COPTS + copts,
         features = _FEATURES + features,
         **prefix
     )
 
-def ek_cc_binary(name, copts = [], features = [], **kwargs):
+def ek_cc_binary(name, deps = [], copts = [], features = [], **kwargs):
     """A program."""
     cc_binary(
         name = name,
+        deps = _check_deps(name, deps),
         copts = EK_COPTS + copts,
         features = _FEATURES + features,
         **kwargs
@@ -80,7 +90,7 @@ def ek_cc_test(name, size = "small", deps = [], copts = [], features = [], gtest
         size = size,
         copts = EK_COPTS + copts,
         features = _FEATURES + features,
-        deps = deps + gtest,
+        deps = _check_deps(name, deps) + gtest,
         **kwargs
     )
 
@@ -146,11 +156,16 @@ def ek_mpi_test(
         tags = tags + ["mpi"],
     )
 
-def ek_proto_library(name, srcs, **kwargs):
+def ek_script_test(name, script, size = "small", **kwargs):
+    """A test that is a script; its first line names the interpreter."""
+    native.sh_test(name = name, size = size, srcs = [script], **kwargs)
+
+def ek_proto_library(name, srcs, deps = [], **kwargs):
     """A proto_library imported as "evenkeel/<package>/<file>.proto"."""
     proto_library(
         name = name,
         srcs = srcs,
+        deps = _check_deps(name, deps),
         import_prefix = _include_prefix(),
         strip_import_prefix = "/" + native.package_name(),
         **kwargs
@@ -158,4 +173,4 @@ def ek_proto_library(name, srcs, **kwargs):
 
 def ek_cc_proto_library(name, deps, **kwargs):
     """C++ for an ek_proto_library, included as "evenkeel/<package>/<file>.pb.h"."""
-    native.cc_proto_library(name = name, deps = deps, **kwargs)
+    native.cc_proto_library(name = name, deps = _check_deps(name, deps), **kwargs)
