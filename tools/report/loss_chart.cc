@@ -209,7 +209,7 @@ std::string RenderLossGnuplot(const std::vector<LossCurve>& curves, const std::s
   if (curves.empty()) return "";
   std::string script =
       absl::StrCat("set terminal pngcairo noenhanced size 1100,760 font 'sans,11'\nset output ", Quote(png_path),
-                   "\nset encoding utf8\nset grid\nset key outside right top\nset lmargin 12\nset rmargin 30\n");
+                   "\nset encoding utf8\nset grid\nset key outside right top\nset lmargin 15\nset rmargin 30\n");
   std::string loss_plots, difference_plots;
   bool any_difference = false;
   for (size_t i = 0; i < curves.size(); ++i) {
