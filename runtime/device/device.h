@@ -76,6 +76,8 @@ class Stream {
   // Runs `work` in stream order (on CUDA: as a host callback). Counts one
   // launch.
   virtual absl::Status Launch(absl::AnyInvocable<absl::Status()> work) = 0;
+  // As Launch, but counts one collective instead of one launch.
+  virtual absl::Status LaunchCollective(absl::AnyInvocable<absl::Status()> work) = 0;
   // Copies `bytes` bytes; the ranges must not overlap. Counts one copy.
   virtual absl::Status Copy(void* destination, const void* source, int64_t bytes) = 0;
   // Sets `bytes` bytes to `value`. Counts one fill.

@@ -71,6 +71,10 @@ class HostStream : public Stream {
     device_->counters().AddLaunch();
     return Enqueue(std::move(work));
   }
+  absl::Status LaunchCollective(absl::AnyInvocable<absl::Status()> work) override {
+    device_->counters().AddCollective();
+    return Enqueue(std::move(work));
+  }
   absl::Status Copy(void* destination, const void* source, int64_t bytes) override {
     device_->counters().AddCopy(bytes);
     return Enqueue([destination, source, bytes] {
