@@ -38,17 +38,12 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/mesh.h"
+#include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
 
 namespace evenkeel::comm {
-
-// The values travel in fingerprints: append only. kAvg divides the f32 (or f64)
-// sum before rounding; kBitOr is for integers only, kAvg for floating types
-// only.
-enum class ReduceOp : uint8_t { kSum = 0, kMax = 1, kMin = 2, kAvg = 3, kBitOr = 4 };
-absl::string_view ReduceOpName(ReduceOp op);
 
 // One rank's handle on a group. All methods are collective over the group
 // unless they say otherwise. Not thread-safe: one thread issues the calls of a

@@ -1,0 +1,55 @@
+// Ranks as threads of one process: the backend of tests, of the default parity run, and of one machine.
+//
+//   EK_ASSIGN_OR_RETURN(auto world, InProcessWorld::Create({.world_size = 4}));
+//   // on the thread of rank r:
+//   EK_ASSIGN_OR_RETURN(auto tp, world->backend(r).CreateGroup(mesh.GroupOf(Axis::kTp, r)));
+//
+// Payload is copied once, from the peer's buffer to the destination; up to `eager_bytes` it goes through a small
+// buffer of the group, which saves one rendezvous. Ranks sleep while they wait (after a spin of microseconds, and only
+// where there are at least as many processors as ranks).
+#ifndef EVENKEEL_COMM_IN_PROCESS_H_
+#define EVENKEEL_COMM_IN_PROCESS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/topology.h"
+
+namespace evenkeel::comm {
+
+struct InProcessOptions {
+  int world_size = 1;
+  std::optional<Topology> topology;              // default: all ranks on one node
+  absl::Duration deadline = absl::Seconds(30);   // of every call until SetDeadline, and of CreateGroup
+  absl::Duration spin = absl::Microseconds(20);  // before sleeping; not used when ranks outnumber processors
+  int64_t eager_bytes = 8192;                    // per rank and call
+  bool two_level = false;                        // see HostCommunicator::Options
+};
+
+// Owns the ranks of one world. Outlives its backends and communicators. Thread-safe.
+class InProcessWorld {
+ public:
+  // InvalidArgument when world_size is below 1, a topology of another size is given, or a limit is not positive.
+  static absl::StatusOr<std::unique_ptr<InProcessWorld>> Create(const InProcessOptions& options);
+  virtual ~InProcessWorld() = default;
+
+  virtual int size() const = 0;
+  virtual const Topology& topology() const = 0;
+  // The backend of world rank `rank`; dies when out of range.
+  virtual Backend& backend(int rank) = 0;
+
+  // Says that from now on only the calling thread makes the calls of `rank`, until the matching LeaveRank on the same
+  // thread. When all ranks that have not left are entered and all are blocked, the deadlock is reported at once.
+  virtual void EnterRank(int rank) = 0;
+  // `rank` makes no more calls: peers that wait for it, now or later, get Unavailable at once, naming it.
+  virtual void LeaveRank(int rank) = 0;
+};
+
+}  // namespace evenkeel::comm
+
+#endif  // EVENKEEL_COMM_IN_PROCESS_H_
