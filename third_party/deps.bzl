@@ -13,7 +13,7 @@ The workspace brings rules_cc and rules_proto itself.
 """
 
 load("//third_party:system_library.bzl", "SYSTEM_LIBRARIES", "system_library")
-load("//third_party/cuda:cuda_library.bzl", "cuda_toolkit")
+load("//third_party/cuda:cuda_toolkit.bzl", "cuda_toolkit")
 
 def evenkeel_dependencies():
     """Declares the libraries that are not declared yet."""

@@ -4,7 +4,7 @@ The same list as in the WORKSPACE: see system_library.bzl.
 """
 
 load("//third_party:system_library.bzl", "SYSTEM_LIBRARIES", "system_library")
-load("//third_party/cuda:cuda_library.bzl", "cuda_toolkit")
+load("//third_party/cuda:cuda_toolkit.bzl", "cuda_toolkit")
 
 def _system_libraries_impl(_ctx):
     for library in SYSTEM_LIBRARIES:

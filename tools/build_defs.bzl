@@ -10,6 +10,8 @@ of a*b+c (results must not depend on who compiled them), the layering check.
     ek_proto_library(name = "order_proto", srcs = ["order.proto"])
     ek_cc_proto_library(name = "order_cc_proto", deps = [":order_proto"])
     ek_mpi_test(name = "mpi_test", srcs = ["mpi_test.cc"], ranks = [2, 4], deps = [...])
+    ek_cuda_library(name = "cuda_ops", srcs = ["ops.cu"], hdrs = ["cuda_ops.h"])
+    ek_gpu_test(name = "cuda_ops_test", srcs = ["cuda_ops_test.cc"], deps = [":cuda_ops"])
     ek_script_test(name = "tidy_test", script = "tidy_test.py")
 
 A dep against the arrows of the house (//tools/arrows) stops the build here.
@@ -17,6 +19,7 @@ A dep against the arrows of the house (//tools/arrows) stops the build here.
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 load("@rules_proto//proto:defs.bzl", "proto_library")
+load("//third_party/cuda:cuda_library.bzl", "REQUIRES_CUDA", "cuda_objects")
 load("//tools/arrows:arrows.bzl", "check_arrows")
 
 EK_COPTS = [
@@ -154,6 +157,54 @@ def ek_mpi_test(
         name = name,
         tests = [":{}_{}".format(name, n) for n in ranks],
         tags = tags + ["mpi"],
+    )
+
+def ek_cuda_library(name, srcs, hdrs = [], deps = [], copts = [], testonly = False, **kwargs):
+    """A library of CUDA sources (.cu), compiled by nvcc; skipped where CUDA is off.
+
+    Args:
+      name: target name.
+      srcs: .cu files, and headers only they include.
+      hdrs: headers for host code.
+      deps: libraries that the sources include; the CUDA runtime comes with it.
+      copts: further options of nvcc.
+      testonly: for tests only.
+      **kwargs: passed to the library's cc_library.
+    """
+    deps = _check_deps(name, deps) + ["@local_cuda//:cudart"]
+    ek_cc_library(
+        name = name + "_headers",
+        testonly = testonly,
+        hdrs = hdrs,
+        target_compatible_with = REQUIRES_CUDA,
+        visibility = ["//visibility:private"],
+        deps = deps,
+    )
+    cuda_objects(
+        name = name + "_objects",
+        testonly = testonly,
+        srcs = srcs,
+        copts = copts,
+        target_compatible_with = REQUIRES_CUDA,
+        deps = [":" + name + "_headers"],
+    )
+    ek_cc_library(
+        name = name,
+        testonly = testonly,
+        srcs = [":" + name + "_objects"],
+        hdrs = hdrs,
+        target_compatible_with = REQUIRES_CUDA,
+        deps = deps,
+        **kwargs
+    )
+
+def ek_gpu_test(name, tags = [], **kwargs):
+    """An ek_cc_test that needs a GPU: skipped where CUDA is off, failing where it is on without one."""
+    ek_cc_test(
+        name = name,
+        tags = tags + ["gpu"],
+        target_compatible_with = REQUIRES_CUDA,
+        **kwargs
     )
 
 def ek_script_test(name, script, size = "small", **kwargs):
