@@ -63,6 +63,8 @@ BAD = {
 GOOD = [
     ("comm/mesh.h", GUARD.format('#include "absl/status/status.h"\n#include "evenkeel/comm/topology.h"\n#include <mutex>')),
     ("comm/mesh.cc", '#include "evenkeel/comm/mesh.h"\n'),
+    ("comm/mesh_test.cc", '#include "evenkeel/comm/mesh.h"\n'),
+    ("runtime/cuda/x.h", "// X.\n#ifndef EVENKEEL_RUNTIME_CUDA_X_H_\n#define EVENKEEL_RUNTIME_CUDA_X_H_\n#endif\n"),
     ("comm/mpi/a.cc", "// A.\n#include <mpi.h>\n"),
     ("comm/mesh_test.cc", '// A.\n#include <iostream>\nint main() { std::cout << getenv("X"); }\n'),
     ("tools/parity.cc", '// A.\n#include <gflags/gflags.h>\nDEFINE_bool(x, true, "");\nint main() { printf("x"); }\n'),
