@@ -1,3 +1,4 @@
+// The kernel and its launch.
 #include <cuda_runtime.h>
 
 #include "evenkeel/third_party/cuda/multiply_add.h"
