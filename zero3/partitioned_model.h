@@ -1,0 +1,232 @@
+// A model whose parameters are sharded over data-parallel ranks (ZeRO-3) and fetched leaf by leaf.
+//
+//   EK_ASSIGN_OR_RETURN(LeafSelection selection, SelectLeaves(description, leaf_options));
+//   EK_ASSIGN_OR_RETURN(auto model, PartitionedModel::Create(description.parameters, selection, options, groups,
+//                                                            device, compute_stream, comm_stream));
+//   const LeafId block = *model->FindLeaf("layers.0.moe");
+//   EK_ASSIGN_OR_RETURN(LeafWeights weights, model->Fetch(block));        // forward
+//   EK_ASSIGN_OR_RETURN(ConstTensorView w_in, weights.Get(0));           // on the compute stream
+//   EK_RETURN_IF_ERROR(model->Release(block));
+//   ...
+//   EK_ASSIGN_OR_RETURN(LeafWeights again, model->Fetch(block));          // backward
+//   EK_ASSIGN_OR_RETURN(absl::Span<const TensorView> dw, model->Gradients(block));  // add into these
+//   EK_RETURN_IF_ERROR(model->FlushGradients(block));                     // sums over ranks, keeps this rank's shard
+//   EK_RETURN_IF_ERROR(model->Release(block));
+//   EK_ASSIGN_OR_RETURN(StepResult result, model->Step());                // vote, norm, clip, update
+//
+// All ranks of every group make the same calls in the same order (Fetch, Release, FlushGradients, Step, Read...):
+// nothing here depends on data. A leaf may be fetched several times at once (nested use, several threads): it is
+// gathered once and released when the last user is done. A parameter that two leaves share has its own storage unit
+// with the same rule.
+// Gradient convention: what the ranks add into Gradients() is SUMMED over the family's replicas (DP or EDP), in the
+// canonical tree, and divided by the full DP size; nothing else scales. Every FlushGradients adds to the step's total.
+#ifndef EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
+#define EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/runtime/device/device.h"
+#include "evenkeel/runtime/tensor/tensor.h"
+#include "evenkeel/runtime/tensor/tensor_view.h"
+#include "evenkeel/zero3/leaf_selection.h"
+#include "evenkeel/zero3/parameter_spec.h"
+
+namespace evenkeel::zero3 {
+
+struct LeafId {
+  int value = -1;
+  friend bool operator==(const LeafId&, const LeafId&) = default;
+};
+
+struct OptimizerOptions {
+  enum class Kind : uint8_t { kSgd, kAdamW };
+  Kind kind = Kind::kSgd;
+  double learning_rate = 0.1;
+  double momentum = 0;  // SGD; 0 keeps no state
+  double beta1 = 0.9;   // AdamW
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;  // applies to parameters with ParameterSpec::weight_decay
+};
+
+struct PartitionedModelOptions {
+  // A registered fetch policy: "flat", "coalesced", "per_parameter", or "replicated" (no sharding, same bits).
+  std::string policy = "flat";
+  OptimizerOptions optimizer;
+  double max_gradient_norm = 0;  // clip to this global norm; 0: no clipping
+  uint64_t seed = 1;             // of the initial values
+
+  // Parameters with at most this many elements stay gathered between uses (0: none) ...
+  int64_t persistent_elements = 0;
+  // ... as long as all of them together take at most this many bytes; earlier parameters first.
+  int64_t max_persistent_bytes = std::numeric_limits<int64_t>::max();
+  // Leaves that follow in the recorded order are gathered early while they fit in this many bytes (0: no prefetch).
+  int64_t prefetch_bytes = 0;
+  // A released leaf stays gathered when it is needed again before this many bytes of other leaves (-1: never).
+  int64_t reuse_distance_bytes = -1;
+  // Limit of gathered bytes at any time. A leaf that cannot fit is an error of Create, naming it.
+  int64_t max_live_bytes = std::numeric_limits<int64_t>::max();
+  // Gradients are reduced in pieces of at most this many bytes (0: a whole unit at once). Changes no bit.
+  int64_t reduce_bucket_bytes = 0;
+  // Step() fails after this many steps in a row were skipped because of non-finite gradients.
+  int max_skipped_in_a_row = 10;
+  // Keep a digest of every shard and verify it before the shard is used again; compare gathered bytes between ranks
+  // every `gathered_digest_interval` steps (0: never).
+  bool verify_shards = false;
+  int gathered_digest_interval = 0;
+};
+
+// The groups of this rank. All outlive the model. dp and edp are used on the comm stream, tp and ep on the compute
+// stream and only inside Step. Null: a group of one.
+struct ModelGroups {
+  comm::Communicator* dp = nullptr;
+  comm::Communicator* edp = nullptr;
+  comm::Communicator* ep = nullptr;
+  comm::Communicator* tp = nullptr;
+  // Whether experts are sliced over the TP lanes (etp == tp). False: the ep group spans the lanes (etp == 1).
+  bool experts_over_tp = true;
+};
+
+// The gathered parameters of one fetched leaf. A value; stale after the Release that frees the memory.
+class LeafWeights {
+ public:
+  LeafWeights() = default;
+  LeafWeights(absl::Span<const ConstTensorView> views, const uint64_t* current, uint64_t generation)
+      : views_(views), current_(current), generation_(generation) {}
+  int size() const { return static_cast<int>(views_.size()); }
+  // The i-th parameter of the leaf, in the leaf's order. FailedPrecondition when the leaf was released meanwhile,
+  // InvalidArgument when i is out of range.
+  absl::StatusOr<ConstTensorView> Get(int i) const;
+  // All of them, unchecked.
+  absl::Span<const ConstTensorView> views() const { return views_; }
+
+ private:
+  absl::Span<const ConstTensorView> views_;
+  const uint64_t* current_ = nullptr;
+  uint64_t generation_ = 0;
+};
+
+struct StepResult {
+  bool stepped = false;      // false: some rank saw a non-finite gradient, nobody stepped
+  double gradient_norm = 0;  // global, before clipping; the same bits on all ranks and layouts; NaN when not stepped
+  double clip_scale = 1;     // what gradients were multiplied by
+  int64_t step = 0;          // optimizer steps taken so far
+  int64_t skipped_total = 0;
+  int skipped_in_a_row = 0;
+};
+
+// What the model has counted since it was made, with predictions beside them where they exist.
+struct ModelCounts {
+  int64_t fetches = 0;              // Fetch calls that found the leaf not in use
+  int64_t gathers = 0;              // collectives issued for weights
+  int64_t prefetched = 0;           // units gathered early
+  int64_t prefetch_wasted = 0;      // gathered early and dropped without use
+  int64_t reused = 0;               // units found still gathered
+  int64_t flushes = 0;              // collectives issued for gradients
+  int64_t gathered_bytes = 0;       // live now
+  int64_t peak_gathered_bytes = 0;  // since ResetPeak
+  int64_t predicted_peak_gathered_bytes = 0;
+  int64_t arena_bytes = 0;    // reserved for planned leaves
+  int64_t trace_changes = 0;  // times the recorded order was left
+  // Host operations of the last fetch + release cycle that gathered something: summed, and over how many leaves.
+  int64_t fetch_host_operations = 0;
+  int64_t fetch_cycles = 0;
+};
+
+enum class TraceState : uint8_t { kRecording, kComplete };
+
+// What can be read back in full. Optimizer states are "momentum", or "first_moment" and "second_moment".
+enum class TensorKind : uint8_t { kWeight, kMaster, kGradient, kState };
+
+// One tensor that this rank holds a part of: what a checkpoint saves. Fragments are in ascending order and free of
+// padding; over the ranks of the family's group they cover every element exactly once.
+struct StateTensor {
+  int parameter = -1;
+  TensorKind kind = TensorKind::kWeight;  // kMaster where the weight has one, else kWeight; kState
+  std::string state;                      // name of the optimizer state, empty for weights
+  struct Fragment {
+    int64_t begin = 0;  // first element inside the parameter's local shape, row-major
+    TensorView data;    // this rank's elements, rank 1; may be written (load)
+  };
+  std::vector<Fragment> fragments;
+};
+
+// One rank's part of the model. Fetch and Release are thread-safe; everything else is called by one thread at a time.
+class PartitionedModel {
+ public:
+  // `parameters` and `selection` are copied; device, streams and groups must outlive the model. The two streams may
+  // be one. Collective over dp and edp. InvalidArgument with the numbers when sizes, options or groups do not fit.
+  static absl::StatusOr<std::unique_ptr<PartitionedModel>> Create(std::vector<ParameterSpec> parameters,
+                                                                  const LeafSelection& selection,
+                                                                  const PartitionedModelOptions& options,
+                                                                  const ModelGroups& groups, Device* device,
+                                                                  Stream* compute, Stream* comm);
+  ~PartitionedModel();
+
+  int num_leaves() const;
+  const Leaf& leaf(LeafId id) const;
+  // NotFound listing the leaves.
+  absl::StatusOr<LeafId> FindLeaf(absl::string_view name) const;
+  absl::Span<const ParameterSpec> parameters() const;
+  // NotFound otherwise.
+  absl::StatusOr<int> FindParameter(absl::string_view name) const;
+
+  // Makes the leaf's parameters readable on the compute stream and counts one more user. Collective where the leaf is
+  // not resident. ResourceExhausted when max_live_bytes would be passed.
+  absl::StatusOr<LeafWeights> Fetch(LeafId id);
+  // One user less; after the last one the memory may be reused once the compute stream gets here.
+  // FailedPrecondition when nobody has fetched the leaf.
+  absl::Status Release(LeafId id);
+
+  // Buffers to add gradients into, on the compute stream, in the leaf's parameter order: f32 (f64 for f64
+  // parameters), zero at first. Frozen parameters have a view of 0 elements. Valid until FlushGradients of the leaf.
+  absl::StatusOr<absl::Span<const TensorView>> Gradients(LeafId id);
+  // Sums the leaf's gradients over the ranks and adds the average to this rank's shard; zero where a rank has added
+  // nothing. Units shared with other leaves are reduced when all of their leaves have flushed.
+  absl::Status FlushGradients(LeafId id);
+  // Flushes what has not been flushed, votes, computes the norm, clips, updates, zeroes the gradients.
+  // Collective over all groups. FailedPrecondition when a leaf is still fetched; Aborted after too many skips.
+  absl::StatusOr<StepResult> Step();
+  void set_learning_rate(double learning_rate);
+  // Forgets the step's gradients without using them.
+  absl::Status ZeroGradients();
+
+  // Names the recorded order that the following fetches belong to ("train", "eval"): each has its own.
+  // Only between passes: FailedPrecondition when a leaf is fetched.
+  absl::Status UseTrace(absl::string_view name);
+  TraceState trace_state() const;
+
+  // The whole local tensor, gathered over the family's group, into `out` (f32, f64 or the stored dtype; the
+  // parameter's shape). Collective. kGradient: the average so far, between flush and Step. Finished on return.
+  absl::Status ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out);
+  // Every tensor with this rank's part, in one fixed order on all ranks. Views stay valid as long as the model.
+  std::vector<StateTensor> StateTensors();
+  // After a load: makes weights follow the masters and drops gathered copies. Collective nowhere.
+  absl::Status StateLoaded(int64_t step);
+  int64_t step() const;
+
+  ModelCounts counts() const;
+  void ResetPeak();
+  // Unit by unit: parameters, bytes, padding, policy, predicted host operations.
+  std::string ToTable() const;
+  // Host operations of one fetch + release of the leaf, as the policy's formula predicts.
+  int64_t PredictedHostOperations(LeafId id) const;
+
+ private:
+  class Impl;
+  explicit PartitionedModel(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace evenkeel::zero3
+
+#endif  // EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
