@@ -9,6 +9,7 @@ rule a bad sample, so that no rule is dead.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -194,12 +195,12 @@ def check(files):
 
 def tree(root):
     """Returns the text files under root, git-ignored ones left out."""
-    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True,
-                            check=False) if os.path.exists(os.path.join(root, ".git")) else None
-    if listed is not None and listed.returncode == 0 and listed.stdout:
-        paths = listed.stdout.splitlines()
-    else:
-        paths = []
+    paths = []
+    if shutil.which("git"):
+        listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True,
+                                text=True, check=False)
+        paths = listed.stdout.splitlines() if listed.returncode == 0 else []
+    if not paths:
         for folder, folders, names_here in os.walk(root):
             folders[:] = [f for f in folders if not f.startswith("bazel-") and f not in (".git", ".cache")]
             paths += [os.path.relpath(os.path.join(folder, name), root) for name in names_here]
