@@ -202,8 +202,9 @@ def tree(root):
         paths = listed.stdout.splitlines() if listed.returncode == 0 else []
     if not paths:
         for folder, folders, names_here in os.walk(root):
-            folders[:] = [f for f in folders if not f.startswith("bazel-") and f not in (".git", ".cache")]
-            paths += [os.path.relpath(os.path.join(folder, name), root) for name in names_here]
+            folders[:] = [f for f in folders if not f.startswith("bazel-") and f not in (".git", ".cache", "parity-report")]
+            paths += [os.path.relpath(os.path.join(folder, name), root) for name in names_here
+                      if name != "user.bazelrc"]
     files = []
     for path in sorted(paths):
         full = os.path.join(root, path)
