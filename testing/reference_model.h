@@ -1,0 +1,142 @@
+// A naive language model in double on one process: what every distributed run is judged by.
+//
+// It shares no code with what it checks: no runtime/ops, no moe, no zero3, no communication; plain loops written for
+// reading. Bytes in, next bytes out: token and position embedding, per layer causal attention and a mixture of
+// experts, both behind RMSNorm and beside a residual stream, a last RMSNorm, an output projection, cross entropy. The
+// backward is written by hand and tested by finite differences.
+//
+//   EK_ASSIGN_OR_RETURN(ReferenceModel model, ReferenceModel::Create(config));
+//   EK_ASSIGN_OR_RETURN(ReferenceStep step, model.Run(parameters, batches, {}));
+//   ReferenceSgd(0.1, step.gradients, &parameters);
+//
+// Beside every value stands a derived bound of what a low-precision run may differ by: see reference_math.h for the
+// derivation and Bound() for reading it.
+#ifndef EVENKEEL_TESTING_REFERENCE_MODEL_H_
+#define EVENKEEL_TESTING_REFERENCE_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/testing/reference_math.h"
+#include "evenkeel/testing/reference_routing.h"
+
+namespace evenkeel::testutil {
+
+struct ReferenceConfig {
+  int64_t vocabulary = 256;
+  int64_t sequence = 32;
+  int64_t hidden = 64;
+  int64_t heads = 4;
+  int64_t layers = 2;
+  int64_t ffn = 128;
+  bool swiglu = false;       // else a GELU MLP
+  bool expert_bias = false;  // b_in and b_out per expert
+  double norm_epsilon = 1e-5;
+  ReferenceRouterConfig router;
+  int64_t capacity_replicas = 1;  // consecutive replicas that exchange tokens, hence share a capacity
+};
+
+// Full parameters and gradients by global name, as matrices: [out of place of a vector: 1 x n], experts stacked by
+// rows ([experts * rows, cols]).
+//   embedding.token [vocabulary, hidden]      embedding.position [sequence, hidden]
+//   layer.L.attention.norm [1, hidden]        layer.L.attention.{wq,wk,wv,wo} [hidden, hidden], y = x w
+//   layer.L.moe.norm [1, hidden]              layer.L.moe.router [experts, hidden]
+//   layer.L.moe.w_in (w_gate) [experts * hidden, ffn]     layer.L.moe.w_out [experts * ffn, hidden]
+//   layer.L.moe.b_in [experts, ffn]           layer.L.moe.b_out [experts, hidden]
+//   final.norm [1, hidden]                    output [hidden, vocabulary]
+using ReferenceTensors = std::map<std::string, reference::Matrix>;
+
+// One data-parallel replica's batch: whole sequences back to back.
+struct ReferenceBatch {
+  std::vector<int32_t> inputs;
+  std::vector<int32_t> targets;
+};
+
+// What one replica computed. Boundary 0 is behind the embedding, 1 + 2 L behind layer L's attention, 2 + 2 L behind
+// its experts. Gradients of activations are those of this replica's own loss.
+struct ReferenceReplica {
+  double loss = 0;  // cross entropy plus the auxiliary losses with their coefficients
+  double cross_entropy = 0;
+  double loss_variance = 0;
+  std::vector<reference::Matrix> activations;
+  std::vector<reference::Matrix> activation_gradients;
+  std::vector<ReferenceRouting> routing;  // per layer
+};
+
+struct ReferenceStep {
+  double loss = 0;  // mean over replicas
+  double loss_variance = 0;
+  std::vector<ReferenceReplica> replicas;
+  ReferenceTensors gradients;  // sum over replicas / number of replicas
+};
+
+struct ReferenceRunOptions {
+  reference::Rounding dense = {};   // roundings of the run that is judged
+  reference::Rounding router = {};  // those of its router
+  // Routes to use instead of the model's own, by replica and layer; empty: its own.
+  std::vector<std::vector<ReferenceRoutes>> replay = {};
+};
+
+// Immutable, thread-safe.
+class ReferenceModel {
+ public:
+  // InvalidArgument with the numbers when the sizes do not fit.
+  static absl::StatusOr<ReferenceModel> Create(const ReferenceConfig& config);
+
+  const ReferenceConfig& config() const { return config_; }
+  // Zeros of every parameter's shape.
+  ReferenceTensors ZeroTensors() const;
+  // Names of the boundaries: "embedding", "layer.0.attention", "layer.0.moe", ...
+  std::vector<std::string> BoundaryNames() const;
+
+  // One step of all replicas. InvalidArgument when a parameter is missing or of another shape, or a batch is not whole
+  // sequences of known bytes.
+  absl::StatusOr<ReferenceStep> Run(const ReferenceTensors& parameters, const std::vector<ReferenceBatch>& batches,
+                                    const ReferenceRunOptions& options) const;
+
+  // The part of Run that belongs to one replica; its gradients (not yet divided by the number of replicas) are added
+  // to `gradients`. So the replicas of a step may be computed in several places and added there. `tokens`: of every
+  // replica. options.replay holds this replica's routes alone, at [0].
+  absl::StatusOr<ReferenceReplica> RunReplica(const ReferenceTensors& parameters, const ReferenceBatch& batch,
+                                              int64_t replica, const std::vector<int64_t>& tokens,
+                                              const ReferenceRunOptions& options, ReferenceTensors* gradients) const;
+
+ private:
+  explicit ReferenceModel(const ReferenceConfig& config) : config_(config) {}
+  ReferenceConfig config_;
+};
+
+// What a value of a run with unit roundoff `unit` may differ from `a` at flat index i.
+double Bound(const reference::Matrix& a, int64_t i, double unit);
+
+// parameters -= learning_rate * (gradients + weight_decay * parameters).
+void ReferenceSgd(double learning_rate, double weight_decay, const ReferenceTensors& gradients,
+                  ReferenceTensors* parameters);
+
+// Moments of AdamW by name; empty before the first step.
+struct ReferenceAdamWState {
+  int64_t step = 0;
+  ReferenceTensors first;
+  ReferenceTensors second;
+};
+struct ReferenceAdamWOptions {
+  double learning_rate = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+};
+// AdamW (Loshchilov and Hutter, arXiv:1711.05101): decay acts on the parameter, not on the gradient.
+void ReferenceAdamW(const ReferenceAdamWOptions& options, const ReferenceTensors& gradients, ReferenceAdamWState* state,
+                    ReferenceTensors* parameters);
+
+// sqrt of the sum of all squared gradients: what clipping compares with its limit.
+double ReferenceGlobalNorm(const ReferenceTensors& gradients);
+
+}  // namespace evenkeel::testutil
+
+#endif  // EVENKEEL_TESTING_REFERENCE_MODEL_H_
