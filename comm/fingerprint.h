@@ -84,8 +84,8 @@ std::string DescribeFingerprint(const Fingerprint& fingerprint);
 // Why a call cannot go on, and who had what.
 struct Disagreement {
   absl::StatusCode code = absl::StatusCode::kFailedPrecondition;
-  std::string what;                   // "element counts differ"
-  std::vector<RankFinding> findings;  // by group rank
+  std::string what = {};                   // "element counts differ"
+  std::vector<RankFinding> findings = {};  // by group rank
   friend bool operator==(const Disagreement&, const Disagreement&) = default;
 };
 

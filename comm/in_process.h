@@ -24,11 +24,11 @@ namespace evenkeel::comm {
 
 struct InProcessOptions {
   int world_size = 1;
-  std::optional<Topology> topology;              // default: all ranks on one node
-  absl::Duration deadline = absl::Seconds(30);   // of every call until SetDeadline, and of CreateGroup
-  absl::Duration spin = absl::Microseconds(20);  // before sleeping; not used when ranks outnumber processors
-  int64_t eager_bytes = 8192;                    // per rank and call
-  bool two_level = false;                        // see HostCommunicator::Options
+  std::optional<Topology> topology = std::nullopt;  // default: all ranks on one node
+  absl::Duration deadline = absl::Seconds(30);      // of every call until SetDeadline, and of CreateGroup
+  absl::Duration spin = absl::Microseconds(20);     // before sleeping; not used when ranks outnumber processors
+  int64_t eager_bytes = 8192;                       // per rank and call
+  bool two_level = false;                           // see HostCommunicator::Options
 };
 
 // Owns the ranks of one world. Outlives its backends and communicators. Thread-safe.

@@ -62,7 +62,7 @@ using CombineFn = absl::FunctionRef<void(int64_t begin, int64_t length, absl::Sp
 // Entries at the own rank are ignored (HostCommunicator copies its own block), except that a combine finds
 // sends[rank].data as sources[rank].
 struct Phase {
-  absl::Span<const SendSpan> sends;  // size() entries, to group rank j
+  absl::Span<const SendSpan> sends = {};  // size() entries, to group rank j
   absl::Span<const ReceiveSpan>
       receives;  // size() entries, from group rank i. Agreed sizes: sends[j] of i = receives[i] of j.
   // When set, nothing is stored into receives: all receives[i].bytes (and sends[rank].bytes) are equal to `block_bytes`
@@ -75,9 +75,9 @@ struct Phase {
 
 // What Agree tells the peers.
 struct Posting {
-  Fingerprint fingerprint;
+  Fingerprint fingerprint = {};
   // Up to 2 * size() numbers. Ranks may pass different lengths when they disagree; nobody reads rows then.
-  absl::Span<const int64_t> row;
+  absl::Span<const int64_t> row = {};
   // The first Phase that Exchange will get if the ranks agree, or null when there is none or it is not known yet. Its
   // sends may be read (copied, posted) already; its receives must not be touched before Exchange.
   const Phase* first = nullptr;
@@ -85,8 +85,8 @@ struct Posting {
 
 // What Agree learned. The spans stay readable until the next call of Agree.
 struct Agreement {
-  absl::Span<const Fingerprint> fingerprints;  // by group rank; unchecked bytes of the peers
-  absl::Span<const int64_t> rows;  // size() rows of 2 * size() numbers; beyond what a rank posted: unspecified
+  absl::Span<const Fingerprint> fingerprints = {};  // by group rank; unchecked bytes of the peers
+  absl::Span<const int64_t> rows = {};  // size() rows of 2 * size() numbers; beyond what a rank posted: unspecified
 };
 
 // One rank's end of one group (or of one pair of its ranks). Not thread-safe, except Abort.

@@ -1,0 +1,77 @@
+// From the arguments of one collective to what it tells the peers and which spans move. Pure: no peers, no time.
+//
+// Bad arguments give a plan too, with `bad_argument` set and no phases, because a rank whose arguments are bad still
+// takes part, with a fingerprint that says so.
+#ifndef EVENKEEL_COMM_CALL_PLAN_H_
+#define EVENKEEL_COMM_CALL_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/reduce_op.h"
+#include "evenkeel/comm/transport.h"
+#include "evenkeel/runtime/tensor/tensor_view.h"
+
+namespace evenkeel::comm {
+
+// This rank in its group.
+struct Place {
+  int rank = 0;
+  int size = 1;
+};
+
+// One Phase of the transport, with the memory of its spans.
+struct PhasePlan {
+  std::vector<SendSpan> sends;
+  std::vector<ReceiveSpan> receives;
+  // When set, what arrives is combined into it: block_bytes bytes.
+  std::byte* reduce_into = nullptr;
+  int64_t block_bytes = 0;
+  bool reduces = false;
+};
+
+struct CallPlan {
+  Operation operation = Operation::kBarrier;
+  uint8_t dtype = kNoDType;
+  uint8_t reduce_op = kNoReduceOp;
+  int32_t root = kNoRoot;
+  int64_t count = 0;           // see Fingerprint
+  uint64_t counts_digest = 0;  // see Fingerprint
+  std::vector<int64_t> row;    // see Posting
+  bool in_place = false;
+  absl::Status bad_argument;
+  std::vector<PhasePlan> phases;
+  std::vector<int> members;  // of a pair: the group ranks behind its ranks 0 and 1; else empty
+};
+
+// One for each method of Communicator; the argument rules are stated there.
+CallPlan PlanAllReduce(const ConstTensorView& send, const TensorView& recv, ReduceOp op, Place place);
+CallPlan PlanAllGather(const ConstTensorView& send, const TensorView& recv, Place place);
+CallPlan PlanAllGatherV(const ConstTensorView& send, const TensorView& recv, absl::Span<const int64_t> counts,
+                        Place place);
+CallPlan PlanReduceScatter(const ConstTensorView& send, const TensorView& recv, ReduceOp op, Place place);
+CallPlan PlanReduceScatterV(const ConstTensorView& send, const TensorView& recv, absl::Span<const int64_t> counts,
+                            ReduceOp op, Place place);
+CallPlan PlanAllToAll(const ConstTensorView& send, const TensorView& recv, Place place);
+CallPlan PlanAllToAllV(const ConstTensorView& send, absl::Span<const int64_t> send_counts, const TensorView& recv,
+                       absl::Span<const int64_t> recv_counts, Place place);
+CallPlan PlanBroadcast(const TensorView& buffer, int root, Place place);
+CallPlan PlanBarrier();
+CallPlan PlanSend(const ConstTensorView& send, int peer, Place place);
+CallPlan PlanRecv(const TensorView& recv, int peer, Place place);
+
+// Whether the ranks agree on `plan`, from what Agree gathered. Nothing when they do. `agreement` of a pair has two
+// ranks: one must send, the other receive.
+std::optional<Disagreement> Judge(const CallPlan& plan, const Agreement& agreement);
+
+// n elements cut into `size` blocks whose lengths differ by at most one, longer ones first: the size + 1 offsets.
+std::vector<int64_t> EvenOffsets(int64_t n, int size);
+
+}  // namespace evenkeel::comm
+
+#endif  // EVENKEEL_COMM_CALL_PLAN_H_

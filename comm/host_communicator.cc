@@ -1,0 +1,292 @@
+#include "evenkeel/comm/host_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/call_plan.h"
+#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/reduction.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/tensor/dtype.h"
+
+namespace evenkeel::comm {
+namespace {
+
+constexpr absl::Duration kMaxDeadline = absl::Hours(24);
+
+uint32_t DeadlineMs(absl::Duration deadline) {
+  return static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(deadline, absl::Milliseconds(1))));
+}
+
+class Impl final : public Communicator {
+ public:
+  Impl(HostCommunicator::Options options, std::unique_ptr<Transport> transport)
+      : options_(std::move(options)),
+        transport_(std::move(transport)),
+        group_digest_(GroupDigest(options_.group)),
+        deadline_(options_.deadline),
+        pair_sequences_(options_.group.size(), 0) {
+    EK_CHECK(transport_ != nullptr || size() == 1);
+  }
+
+  const Group& group() const override { return options_.group; }
+  int rank() const override { return options_.rank; }
+  int64_t epoch() const override { return options_.epoch; }
+
+  absl::Status AllReduce(ConstTensorView send, TensorView recv, ReduceOp op, Stream& stream) override {
+    return Issue(PlanAllReduce(send, recv, op, place()), stream);
+  }
+  absl::Status AllGather(ConstTensorView send, TensorView recv, Stream& stream) override {
+    return Issue(PlanAllGather(send, recv, place()), stream);
+  }
+  absl::Status AllGatherV(ConstTensorView send, TensorView recv, absl::Span<const int64_t> counts,
+                          Stream& stream) override {
+    return Issue(PlanAllGatherV(send, recv, counts, place()), stream);
+  }
+  absl::Status ReduceScatter(ConstTensorView send, TensorView recv, ReduceOp op, Stream& stream) override {
+    return Issue(PlanReduceScatter(send, recv, op, place()), stream);
+  }
+  absl::Status ReduceScatterV(ConstTensorView send, TensorView recv, absl::Span<const int64_t> counts, ReduceOp op,
+                              Stream& stream) override {
+    return Issue(PlanReduceScatterV(send, recv, counts, op, place()), stream);
+  }
+  absl::Status AllToAll(ConstTensorView send, TensorView recv, Stream& stream) override {
+    return Issue(PlanAllToAll(send, recv, place()), stream);
+  }
+  absl::Status AllToAllV(ConstTensorView send, absl::Span<const int64_t> send_counts, TensorView recv,
+                         absl::Span<const int64_t> recv_counts, Stream& stream) override {
+    return Issue(PlanAllToAllV(send, send_counts, recv, recv_counts, place()), stream);
+  }
+  absl::Status Broadcast(TensorView buffer, int root, Stream& stream) override {
+    return Issue(PlanBroadcast(buffer, root, place()), stream);
+  }
+  absl::Status Barrier(Stream& stream) override { return Issue(PlanBarrier(), stream); }
+  absl::Status Send(ConstTensorView send, int peer, Stream& stream) override {
+    return IssuePair(PlanSend(send, peer, place()), peer, stream);
+  }
+  absl::Status Recv(TensorView recv, int peer, Stream& stream) override {
+    return IssuePair(PlanRecv(recv, peer, place()), peer, stream);
+  }
+
+  absl::Status SetDeadline(absl::Duration deadline) override {
+    EK_RETURN_IF_ERROR(CheckDeadline(deadline));
+    deadline_ = deadline;
+    return absl::OkStatus();
+  }
+
+  absl::Status status() const override {
+    absl::MutexLock lock(&mutex_);
+    return first_cause_;
+  }
+
+ private:
+  // One issued call: what the stream carries. When the stream drops it unrun, the peers must not wait for this rank.
+  class Job {
+   public:
+    Job(Impl* comm, CallPlan plan, Call call, Transport* transport)
+        : comm_(comm), plan_(std::move(plan)), call_(call), transport_(transport) {}
+    Job(Job&& other) noexcept
+        : comm_(std::exchange(other.comm_, nullptr)),
+          plan_(std::move(other.plan_)),
+          call_(other.call_),
+          transport_(other.transport_) {}
+    ~Job() {
+      if (comm_ != nullptr) comm_->Dropped(call_);
+    }
+    absl::Status operator()() { return std::exchange(comm_, nullptr)->Execute(plan_, call_, transport_); }
+
+   private:
+    Impl* comm_;
+    CallPlan plan_;
+    Call call_;
+    Transport* transport_;
+  };
+
+  Place place() const { return {options_.rank, size()}; }
+  ErrorContext Context(const Call& call) const { return CallContext(group(), epoch(), rank(), call); }
+
+  absl::Status Issue(CallPlan plan, Stream& stream) {
+    const Call call{.operation = plan.operation, .sequence = sequence_++, .limit = deadline_};
+    return Enqueue(std::move(plan), call, transport_.get(), stream);
+  }
+
+  absl::Status IssuePair(CallPlan plan, int peer, Stream& stream) {
+    Call call{.operation = plan.operation, .limit = deadline_};
+    if (peer < 0 || peer >= size() || peer == rank()) return FailOwn(call, plan.bad_argument);
+    call.sequence = pair_sequences_[peer]++;
+    absl::StatusOr<Transport*> pair = transport_->Pair(peer);
+    if (!pair.ok()) return Fail(pair.status());
+    return Enqueue(std::move(plan), call, *pair, stream);
+  }
+
+  absl::Status Enqueue(CallPlan plan, const Call& call, Transport* transport, Stream& stream) {
+    const absl::Status bad = plan.bad_argument;
+    const absl::Status issued = stream.LaunchCollective(Job(this, std::move(plan), call, transport));
+    // On a worker stream the refusal to the peers is under way; this rank can know at once.
+    if (issued.ok() && !bad.ok()) return OwnError(call, bad);
+    return issued;
+  }
+
+  absl::Status OwnError(const Call& call, const absl::Status& bad) const {
+    return TransportError(bad.code(), Context(call), bad.message());
+  }
+  absl::Status FailOwn(const Call& call, const absl::Status& bad) { return Fail(OwnError(call, bad)); }
+
+  // Keeps the first cause and lets the peers know.
+  absl::Status Fail(const absl::Status& cause) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (first_cause_.ok()) first_cause_ = cause;
+    }
+    if (transport_ != nullptr) transport_->Abort(cause);
+    return cause;
+  }
+
+  void Dropped(const Call& call) {
+    (void)Fail(TransportError(absl::StatusCode::kAborted, Context(call),
+                              "the stream of this rank had failed before and skipped the call"));
+  }
+
+  Fingerprint MakeFingerprint(const CallPlan& plan, const Call& call) const {
+    Fingerprint f;
+    f.operation = static_cast<uint8_t>(plan.operation);
+    f.dtype = plan.dtype;
+    f.reduce_op = plan.reduce_op;
+    f.flags = plan.in_place ? kFlagInPlace : 0;
+    f.root = plan.root;
+    f.local_status = static_cast<uint32_t>(plan.bad_argument.code());
+    f.group = group_digest_;
+    f.epoch = epoch();
+    f.sequence = call.sequence;
+    f.count = plan.count;
+    f.counts_digest = plan.counts_digest;
+    f.deadline_ms = DeadlineMs(call.limit);
+    return SealFingerprint(f);
+  }
+
+  absl::Status Execute(const CallPlan& plan, const Call& call, Transport* transport) {
+    if (absl::Status broken = status(); !broken.ok()) return BrokenGroupError(Context(call), broken);
+    if (size() == 1) return plan.bad_argument.ok() ? Move(plan, call, nullptr) : FailOwn(call, plan.bad_argument);
+    const absl::Status result = AgreeAndMove(plan, call, transport);
+    return result.ok() ? result : Fail(result);
+  }
+
+  absl::Status AgreeAndMove(const CallPlan& plan, const Call& call, Transport* transport) {
+    const bool refuses = !plan.bad_argument.ok();
+    Posting posting{.fingerprint = MakeFingerprint(plan, call), .row = plan.row};
+    Phase first;
+    if (!plan.phases.empty()) {
+      first = SpansOf(plan.phases.front());
+      posting.first = &first;
+    }
+    Agreement agreement;
+    const absl::Status agreed = transport->Agree(call, posting, &agreement);
+    if (refuses) return OwnError(call, plan.bad_argument);
+    EK_RETURN_IF_ERROR(agreed);
+    options_.ledger->AddControl((transport->size() - 1) *
+                                static_cast<int64_t>(kFingerprintBytes + plan.row.size() * sizeof(int64_t)));
+    if (std::optional<Disagreement> odd = Judge(plan, agreement); odd.has_value()) {
+      ErrorContext context = Context(call);
+      context.findings = std::move(odd->findings);
+      return TransportError(odd->code, std::move(context), odd->what);
+    }
+    if (plan.members.empty()) options_.ledger->AddCollective(group().axis);
+    return Move(plan, call, transport);
+  }
+
+  static Phase SpansOf(const PhasePlan& plan) {
+    Phase phase;
+    phase.sends = plan.sends;
+    phase.receives = plan.receives;
+    phase.block_bytes = plan.block_bytes;
+    return phase;
+  }
+
+  // `transport` is null in a group of one, where only the own blocks are moved.
+  absl::Status Move(const CallPlan& plan, const Call& call, Transport* transport) {
+    const int self = transport == nullptr ? 0 : transport->rank();
+    for (const PhasePlan& step : plan.phases) {
+      if (!step.reduces) CopyOwnBlock(step, self);
+      Book(plan, step, self);
+      Phase phase = SpansOf(step);
+      const auto reduce = [&plan, &step](int64_t begin, int64_t length, absl::Span<const void* const> sources) {
+        const auto dtype = static_cast<DType>(plan.dtype);
+        ReduceCanonical(dtype, static_cast<ReduceOp>(plan.reduce_op), sources, step.reduce_into + begin,
+                        length / SizeOf(dtype));
+      };
+      const CombineFn combine(reduce);
+      if (step.reduces) phase.combine = &combine;
+      if (transport != nullptr) {
+        EK_RETURN_IF_ERROR(transport->Exchange(call, phase));
+      } else if (step.reduces && step.block_bytes > 0) {
+        const void* const own[] = {step.sends[0].data};
+        combine(0, step.block_bytes, own);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static void CopyOwnBlock(const PhasePlan& step, int self) {
+    const SendSpan& from = step.sends[self];
+    const ReceiveSpan& to = step.receives[self];
+    if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes));
+  }
+
+  void Book(const CallPlan& plan, const PhasePlan& step, int self) {
+    const auto world_rank = [this, &plan](int index) {
+      return group().ranks[plan.members.empty() ? index : plan.members[index]];
+    };
+    const int from = world_rank(self);
+    for (int to = 0; to < static_cast<int>(step.sends.size()); ++to) {
+      if (to == self || step.sends[to].bytes == 0) continue;
+      options_.ledger->AddMessage(group().axis, options_.topology->Link(from, world_rank(to)), step.sends[to].bytes);
+    }
+  }
+
+  const HostCommunicator::Options options_;
+  const std::unique_ptr<Transport> transport_;
+  const uint64_t group_digest_;
+  absl::Duration deadline_;
+  int64_t sequence_ = 0;
+  std::vector<int64_t> pair_sequences_;
+  mutable absl::Mutex mutex_;
+  absl::Status first_cause_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> HostCommunicator::Create(Options options, std::unique_ptr<Transport> transport) {
+  return std::make_unique<Impl>(std::move(options), std::move(transport));
+}
+
+absl::Status CheckGroup(const Group& group, int world_rank, int world_size) {
+  const auto text = [&group] { return absl::StrCat("group ", group.name, " [", absl::StrJoin(group.ranks, ","), "]"); };
+  if (group.ranks.empty()) return absl::InvalidArgumentError(absl::StrCat(text(), " has no ranks"));
+  std::vector<int> sorted = group.ranks;
+  std::sort(sorted.begin(), sorted.end());
+  if (sorted.front() < 0 || sorted.back() >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(text(), " has a rank outside [0, ", world_size, ")"));
+  }
+  const auto doubled = std::adjacent_find(sorted.begin(), sorted.end());
+  if (doubled != sorted.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(text(), " lists rank ", *doubled, " twice"));
+  }
+  if (group.IndexOf(world_rank) < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(text(), " does not hold rank ", world_rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDeadline(absl::Duration deadline) {
+  if (deadline > absl::ZeroDuration() && deadline <= kMaxDeadline) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("deadline ", absl::FormatDuration(deadline), " is not in (0, ",
+                                                 absl::FormatDuration(kMaxDeadline), "]"));
+}
+
+}  // namespace evenkeel::comm
