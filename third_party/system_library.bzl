@@ -16,6 +16,24 @@ _INCLUDE_DIRS = [
     "/usr/include/aarch64-linux-gnu",
 ]
 
+_LIBRARY_DIRS = [
+    "/usr/local/lib",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+]
+
+def _shared_objects(ctx, prefix):
+    """Names, as -l wants them, of lib<prefix>*.so on the default library path."""
+    names = {}
+    for folder in _LIBRARY_DIRS:
+        if not ctx.path(folder).exists:
+            continue
+        for file in ctx.path(folder).readdir():
+            if file.basename.startswith("lib" + prefix) and file.basename.endswith(".so"):
+                names[file.basename[len("lib"):-len(".so")]] = True
+    return sorted(names)
+
 def _require_part(ctx, package, part):
     """Fails where `part` is not there; offers a program as a file of the repository."""
     if part.startswith("<"):
@@ -50,6 +68,10 @@ def _system_library_impl(ctx):
                 " ".join(ctx.attr.include_dir_command),
             ))
         ctx.symlink(dirs[0], "include")
+    if ctx.attr.shared_object_prefix:
+        ctx.file("shared_objects.bzl", "\"\"\"Generated: the shared objects found.\"\"\"\n\nSHARED_OBJECTS = {}\n".format(
+            _shared_objects(ctx, ctx.attr.shared_object_prefix),
+        ))
     ctx.file("WORKSPACE", "workspace(name = \"{}\")\n".format(ctx.attr.library))
     ctx.symlink(ctx.attr.build_file, "BUILD.bazel")
     for package, targets in ctx.attr.forward.items():
@@ -69,6 +91,7 @@ system_library = repository_rule(
         "include_dir_command": attr.string_list(doc = "Prints include folders off the default path."),
         "include_dir_header": attr.string(doc = "Header that tells which of those folders is meant."),
         "library": attr.string(mandatory = True, doc = "Repository name in packages.txt."),
+        "shared_object_prefix": attr.string(doc = "Lists lib<prefix>*.so for the BUILD file."),
         "packages": attr.label(default = Label("//third_party:packages.txt")),
     },
     local = True,
@@ -84,7 +107,7 @@ def _library(name, folder, **kwargs):
     )
 
 SYSTEM_LIBRARIES = [
-    _library("com_google_absl", "absl", forward = ABSL_PACKAGES),
+    _library("com_google_absl", "absl", forward = ABSL_PACKAGES, shared_object_prefix = "absl_"),
     _library("com_google_protobuf", "protobuf"),
     _library("com_google_googletest", "googletest"),
     _library("com_github_google_benchmark", "benchmark"),

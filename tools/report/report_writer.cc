@@ -161,7 +161,8 @@ std::string RenderTable(const ParityResult& result) {
     std::string line;
     for (size_t i = 0; i < rows[r].size(); ++i) {
       const bool left = i < 3;
-      absl::StrAppendFormat(&line, left ? "%-*s" : "%*s", static_cast<int>(widths[i]), rows[r][i]);
+      const int width = static_cast<int>(widths[i]);
+      line += left ? absl::StrFormat("%-*s", width, rows[r][i]) : absl::StrFormat("%*s", width, rows[r][i]);
       if (i + 1 < rows[r].size()) line += "  ";
     }
     lines.push_back(line);
