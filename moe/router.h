@@ -37,7 +37,7 @@
 namespace evenkeel::moe {
 
 // The groups a router talks over; null means a group of one. What travels is control data: the capacity (one i64, MAX
-// over `ep`, only if CapacityNeedsAgreement) and a digest of the decision (two i64 gathered over `tp`). Give it groups
+// over `ep`, only if CapacityNeedsAgreement) and a digest of the decision (four i64 gathered over `tp`). Give it groups
 // of their own with axis kOther where the ledger of payload must stay equal to an order's closed form.
 // Expert groups that span lanes are fine: a maximum does not mind duplicates.
 struct RouterGroups {

@@ -1,6 +1,6 @@
 #include "evenkeel/moe/router_config.h"
 
-#include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -39,30 +39,33 @@ absl::Status RouterConfig::Validate() const {
     return Bad(*this, absl::StrCat("k ", top_k, " must be between 1 and the number of experts, ", experts));
   }
   if (!(jitter >= 0 && jitter < 1)) return Bad(*this, absl::StrCat("jitter ", jitter, " must be in [0, 1)"));
-  if (!std::isfinite(route_scale) || route_scale <= 0) {
-    return Bad(*this, absl::StrCat("route scale ", route_scale, " must be positive and finite"));
+  if (!(route_scale > 0 && route_scale <= std::numeric_limits<float>::max())) {
+    return Bad(*this, absl::StrCat("route scale ", route_scale, " must be positive and fit f32"));
   }
   if (capacity.min_capacity < 0) return Bad(*this, absl::StrCat("minimum capacity ", capacity.min_capacity));
   if (capacity.mode == CapacityMode::kFactor && capacity.factor.is_zero()) {
     return Bad(*this, "a capacity factor of 0 has no slots; choose dropless or no-drop instead");
+  }
+  if (kind == kExpertChoice && capacity.mode != CapacityMode::kFactor) {
+    return Bad(*this, "expert choice needs a capacity factor: it says how many tokens each expert takes");
   }
   return CheckGroups(*this);
 }
 
 DropPolicy RouterConfig::effective_drop() const {
   if (drop != DropPolicy::kByTopK) return drop;
-  if (top_k == 1) return DropPolicy::kPosition;
+  if (top_k == 1 || kind == kExpertChoice) return DropPolicy::kPosition;
   return top_k == 2 ? DropPolicy::kChoiceThenPosition : DropPolicy::kProbs;
 }
 
 WeightNormalization RouterConfig::effective_normalization() const {
   if (normalization != WeightNormalization::kByTopK) return normalization;
-  return top_k == 1 ? WeightNormalization::kNone : WeightNormalization::kOverKept;
+  return top_k == 1 || kind == kExpertChoice ? WeightNormalization::kNone : WeightNormalization::kOverKept;
 }
 
 BalanceChoices RouterConfig::effective_balance() const {
   if (balance != BalanceChoices::kByTopK) return balance;
-  return top_k <= 2 ? BalanceChoices::kFirst : BalanceChoices::kAll;
+  return top_k <= 2 && kind != kExpertChoice ? BalanceChoices::kFirst : BalanceChoices::kAll;
 }
 
 bool RouterConfig::uses_randomness() const {

@@ -47,10 +47,14 @@ enum class SelectionNoise : uint8_t {
 // What a group of experts is worth when only some groups may be chosen from.
 enum class GroupScore : uint8_t { kMax = 0, kTopTwoSum = 1 };
 
+// The names of the built-in routers.
+inline constexpr char kTopK[] = "topk";                   // every token chooses its best experts
+inline constexpr char kExpertChoice[] = "expert_choice";  // every expert chooses its best tokens (arXiv 2202.09368)
+
 // A value.
 struct RouterConfig {
-  std::string kind = "topk";  // the router's name in the registry: "topk", "expert_choice" or a user's own
-  std::string layer;          // for messages and for the random stream
+  std::string kind = kTopK;  // the router's name in the registry: one of the above or a user's own
+  std::string layer;         // for messages and for the random stream
   int64_t hidden = 0;
   int experts = 0;
   int top_k = 1;  // expert choice: the average number of routes per token

@@ -42,8 +42,8 @@ struct RoutingDecision {
   std::vector<int64_t> kept;      // [e] routes after the drop; assigned - kept were dropped
 
   int64_t active_tokens = 0;  // tokens that are not masked
-  float balance_loss = 0;     // without coefficient, over this source's tokens
-  float z_loss = 0;           // without coefficient
+  double balance_loss = 0;    // without coefficient, over this source's tokens
+  double z_loss = 0;          // without coefficient
 
   // For the router's backward only.
   std::vector<float> score;            // [s, e] softmax or sigmoid of the logits; 0 for masked tokens
