@@ -21,7 +21,8 @@ template <typename VoidPtr>
 class BasicView {
  public:
   BasicView() = default;
-  BasicView(VoidPtr data, DType dtype, Shape shape) : data_(data), dtype_(dtype), shape_(std::move(shape)) {}
+  // By reference: g++ 12 warns of uninitialised memory when it inlines the move of a temporary shape.
+  BasicView(VoidPtr data, DType dtype, const Shape& shape) : data_(data), dtype_(dtype), shape_(shape) {}
 
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
