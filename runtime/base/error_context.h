@@ -37,17 +37,17 @@ struct RankFinding {
 // Where an error happened. Fields that do not apply keep their defaults and are
 // not printed.
 struct ErrorContext {
-  std::string module;     // "comm", "moe", "zero3", "testing", "tools"
-  std::string operation;  // "all_to_all_v", "fetch", ...
-  std::string group;      // "ep", "tp", "dp", ... or a leaf, layer or file name
+  std::string module = {};     // "comm", "moe", "zero3", "testing", "tools"
+  std::string operation = {};  // "all_to_all_v", "fetch", ...
+  std::string group = {};      // "ep", "tp", "dp", ... or a leaf, layer or file name
   int64_t epoch = -1;
   int64_t sequence = -1;
   int rank = -1;
   int size = -1;
-  std::vector<RankFinding> findings;              // the odd ranks and what each had
+  std::vector<RankFinding> findings = {};         // the odd ranks and what each had
   absl::Duration elapsed = absl::ZeroDuration();  // with `limit`, for deadlines
   absl::Duration limit = absl::ZeroDuration();
-  std::string next_step;  // "the group is broken; create a new one"
+  std::string next_step = {};  // "the group is broken; create a new one"
 
   friend bool operator==(const ErrorContext&, const ErrorContext&) = default;
 };

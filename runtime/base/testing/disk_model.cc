@@ -71,6 +71,7 @@ absl::Status DiskModel::Begin(const std::string& what) {
 absl::StatusOr<DiskModel::NodePtr> DiskModel::Find(const std::string& path) const {
   NodePtr node = root_;
   for (absl::string_view part : absl::StrSplit(path, '/', absl::SkipEmpty())) {
+    if (part == ".") continue;
     const auto found = node->names.find(std::string(part));
     if (!node->is_directory || found == node->names.end()) return absl::NotFoundError(absl::StrCat("no ", path));
     node = found->second;
