@@ -1,0 +1,125 @@
+// An order at given sizes: the list of buffers and actions that runs it, forward and backward.
+//
+// The program says what happens; the schedule says where the bytes are: which buffer an action reads and writes, in
+// which nesting its rows lie, when memory is taken and given back. The executor only walks it, so the predicted peak is
+// the counted one.
+//
+// Rows of a padded value nest lanes, sources, experts and slots in some order, outermost first. Most steps only change
+// that nesting, not the bytes: an all-gather over TP puts lanes outermost, an exchange turns the outermost experts into
+// sources, a slice is a view of the own lane where lanes are outermost. Rows are really permuted only where the experts
+// need theirs contiguous, or where a step needs another outermost tag.
+//
+//   Schedules schedules = BuildSchedules(typed, sizes);
+//   for (const Action& action : schedules.forward.actions) ...
+#ifndef EVENKEEL_MOE_ORDER_SCHEDULE_H_
+#define EVENKEEL_MOE_ORDER_SCHEDULE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "evenkeel/moe/order.h"
+#include "evenkeel/moe/order_cost.h"
+#include "evenkeel/runtime/tensor/dtype.h"
+
+namespace evenkeel::moe {
+
+enum class RowTag : uint8_t { kLane, kSource, kExpert, kSlot };
+// Outermost first; without kLane when the value is sliced over TP, without kSource at the source.
+using RowNesting = std::vector<RowTag>;
+
+struct BufferSpec {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  DType dtype = DType::kF32;
+  int64_t bytes() const { return rows * columns * SizeOf(dtype); }
+};
+
+// Rows [first_row, first_row + rows) of a buffer.
+struct RowsRef {
+  int buffer = -1;
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  RowNesting nesting;
+  ValueType type;
+};
+
+enum class ActionKind : uint8_t {
+  kNothing,             // the step changed only the type
+  kDispatch,            // tokens -> rows
+  kDispatchTransposed,  // rows -> tokens, summed
+  kCombine,             // rows -> tokens, weighted
+  kCombineTransposed,   // tokens -> rows, weighted; and the weights' gradients
+  kPermute,             // rows to another nesting
+  kExperts,
+  kExpertsTransposed,
+  kAllGather,
+  kAllReduce,  // in place when in and out are the same rows
+  kReduceScatter,
+  kExchange,  // all_to_all or all_to_all_v
+  kCopy,
+};
+
+struct Action {
+  ActionKind kind = ActionKind::kNothing;
+  int step = 0;            // index in the program
+  bool ends_step = false;  // `out` is the step's value
+  RowsRef in;
+  RowsRef out;
+  // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of the experts or of combine.
+  int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1;
+  RowsRef saved_rows;
+  std::vector<int> allocate;  // before the action
+  std::vector<int> release;   // after it
+};
+
+// Buffers that the caller owns.
+inline constexpr int kInputBuffer = 0;
+inline constexpr int kOutputBuffer = 1;
+
+struct Schedule {
+  std::vector<BufferSpec> buffers;  // the first two are the caller's
+  std::vector<Action> actions;
+  int64_t peak_bytes = 0;  // of allocated buffers, the tape included
+};
+
+// What the forward leaves: buffers of the forward schedule, and their numbers in the backward schedule.
+struct ScheduleTape {
+  RowsRef expert_rows;  // grouped by expert
+  RowsRef combine_rows;
+  int pre = -1, gate = -1;
+  int64_t bytes = 0;
+};
+
+struct Schedules {
+  Schedule forward;
+  Schedule backward;
+  ScheduleTape tape;                         // numbers of forward.buffers
+  ScheduleTape backward_tape;                // the same things in backward.buffers
+  std::vector<std::pair<int, int>> carried;  // (forward buffer, backward buffer) for every tape buffer
+
+  OrderMemory memory() const {
+    return {.forward_peak = forward.peak_bytes, .tape = tape.bytes, .backward_peak = backward.peak_bytes};
+  }
+};
+
+// `sizes` passed CheckOrderSizes.
+Schedules BuildSchedules(const TypedOrder& order, const OrderSizes& sizes);
+
+// Extents of the tags of a padded value.
+struct RowExtents {
+  int64_t lanes = 1, sources = 1, experts = 1, slots = 1;  // experts: local ones at the experts; slots: c / T
+  int64_t of(RowTag tag) const;
+};
+RowExtents ExtentsOf(const ValueType& type, const OrderSizes& sizes);
+
+// For each row in nesting `to`, its number in nesting `from`. Both hold the same tags.
+std::vector<int32_t> PermutationIndex(const RowNesting& from, const RowNesting& to, const RowExtents& extents);
+
+// "lane,source,expert,slot".
+std::string NestingName(const RowNesting& nesting);
+
+}  // namespace evenkeel::moe
+
+#endif  // EVENKEEL_MOE_ORDER_SCHEDULE_H_
