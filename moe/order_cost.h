@@ -47,7 +47,7 @@ struct OrderSizes {
   int ep = 1;
   int lane = 0;
   int slot_classes = 1;            // of the router's decisions
-  std::optional<RaggedRows> rows;  // none: balanced routing without drops is assumed
+  std::optional<RaggedRows> rows = {};  // none: balanced routing without drops is assumed
 };
 
 struct AxisTraffic {

@@ -120,7 +120,7 @@ TEST(OrderCostTest, DropGatherAlwaysSendsMoreInTotal) {
 }
 
 TEST(OrderCostTest, GroupsOfOneMoveNothing) {
-  for (const std::string& name : {"reference", "drop_gather", "fused", "unsharded", "token_sliced"}) {
+  for (const std::string name : {"reference", "drop_gather", "fused", "unsharded", "token_sliced"}) {
     const OrderCost cost = Cost(name, WorkedSizes(1, 1));
     EXPECT_EQ(cost.forward, OrderTraffic()) << name;
     EXPECT_EQ(cost.backward, OrderTraffic()) << name;
@@ -157,7 +157,7 @@ TEST(OrderScheduleTest, PermutationIndexIsTheTranspose) {
 TEST(OrderScheduleTest, PermutesOnlyAroundExperts) {
   OrderSizes sizes = WorkedSizes(2, 4);
   sizes.ffn = 64;
-  for (const std::string& name : {"reference", "drop_gather", "fused"}) {
+  for (const std::string name : {"reference", "drop_gather", "fused"}) {
     const Schedules schedules = BuildSchedules(Typed(name), sizes);
     for (const Schedule* schedule : {&schedules.forward, &schedules.backward}) {
       for (const Action& action : schedule->actions) {
