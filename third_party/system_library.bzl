@@ -34,6 +34,15 @@ def _shared_objects(ctx, prefix):
                 names[file.basename[len("lib"):-len(".so")]] = True
     return sorted(names)
 
+def _folders(ctx, option):
+    """The folders that the compiler wrapper prints."""
+    printed = ctx.execute([ctx.attr.compiler_wrapper, option]).stdout
+    return [d for d in printed.replace("\n", " ").split(" ") if d]
+
+def _write_list(ctx, name, values):
+    """Makes found.bzl, which the BUILD file of the repository loads."""
+    ctx.file("found.bzl", "\"\"\"Generated: what was found on this machine.\"\"\"\n\n{} = {}\n".format(name, values))
+
 def _require_part(ctx, package, part):
     """Fails where `part` is not there; offers a program as a file of the repository."""
     if part.startswith("<"):
@@ -56,22 +65,22 @@ def _system_library_impl(ctx):
         words = [word for word in line.split(" ") if word]
         if words and words[0] == "@" + ctx.attr.library:
             _require_part(ctx, words[1], words[2])
-    if ctx.attr.include_dir_command:
-        # Headers outside the default path: the compiler wrapper knows where.
-        output = ctx.execute(ctx.attr.include_dir_command).stdout
-        dirs = [d for d in output.replace("\n", " ").split(" ") if d]
-        dirs = [d for d in dirs if ctx.path(d + "/" + ctx.attr.include_dir_header).exists]
-        if not dirs:
-            fail("@{}: no {} in the folders that '{}' prints".format(
+    if ctx.attr.compiler_wrapper:
+        include_dirs = [
+            d
+            for d in _folders(ctx, "--showme:incdirs")
+            if ctx.path(d + "/" + ctx.attr.wrapper_header).exists
+        ]
+        if not include_dirs:
+            fail("@{}: {} names no folder with {}".format(
                 ctx.attr.library,
-                ctx.attr.include_dir_header,
-                " ".join(ctx.attr.include_dir_command),
+                ctx.attr.compiler_wrapper,
+                ctx.attr.wrapper_header,
             ))
-        ctx.symlink(dirs[0], "include")
+        ctx.symlink(include_dirs[0], "include")
+        _write_list(ctx, "LIBRARY_DIRS", _folders(ctx, "--showme:libdirs"))
     if ctx.attr.shared_object_prefix:
-        ctx.file("shared_objects.bzl", "\"\"\"Generated: the shared objects found.\"\"\"\n\nSHARED_OBJECTS = {}\n".format(
-            _shared_objects(ctx, ctx.attr.shared_object_prefix),
-        ))
+        _write_list(ctx, "SHARED_OBJECTS", _shared_objects(ctx, ctx.attr.shared_object_prefix))
     ctx.file("WORKSPACE", "workspace(name = \"{}\")\n".format(ctx.attr.library))
     ctx.symlink(ctx.attr.build_file, "BUILD.bazel")
     for package, targets in ctx.attr.forward.items():
@@ -87,12 +96,12 @@ system_library = repository_rule(
     doc = "A library from the distribution, under the name of its source repository.",
     attrs = {
         "build_file": attr.label(mandatory = True, doc = "BUILD file of the repository."),
+        "compiler_wrapper": attr.string(doc = "Program that knows folders off the default paths."),
         "forward": attr.string_list_dict(doc = "Package -> targets that stand for //:system."),
-        "include_dir_command": attr.string_list(doc = "Prints include folders off the default path."),
-        "include_dir_header": attr.string(doc = "Header that tells which of those folders is meant."),
         "library": attr.string(mandatory = True, doc = "Repository name in packages.txt."),
         "shared_object_prefix": attr.string(doc = "Lists lib<prefix>*.so for the BUILD file."),
         "packages": attr.label(default = Label("//third_party:packages.txt")),
+        "wrapper_header": attr.string(doc = "Header that tells which of those folders is meant."),
     },
     local = True,
     configure = True,
@@ -116,8 +125,8 @@ SYSTEM_LIBRARIES = [
     _library(
         "openmpi",
         "openmpi",
-        include_dir_command = ["mpicxx", "--showme:incdirs"],
-        include_dir_header = "mpi.h",
+        compiler_wrapper = "mpicxx",
+        wrapper_header = "mpi.h",
     ),
     _library("nlohmann_json", "nlohmann_json"),
     _library("xxhash", "xxhash"),
