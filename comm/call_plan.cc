@@ -272,22 +272,25 @@ absl::Status FillPair(const char* name, const void* data, int64_t elements, DTyp
   return absl::OkStatus();
 }
 
+bool IsPairCall(const Fingerprint& f) {
+  return f.operation == static_cast<uint8_t>(Operation::kSend) || f.operation == static_cast<uint8_t>(Operation::kRecv);
+}
+
 std::optional<Disagreement> JudgePair(const Agreement& agreement) {
   Fingerprint pair[2] = {agreement.fingerprints[0], agreement.fingerprints[1]};
-  const uint8_t send = static_cast<uint8_t>(Operation::kSend);
-  const uint8_t recv = static_cast<uint8_t>(Operation::kRecv);
-  const bool opposite = (pair[0].operation == send && pair[1].operation == recv) ||
-                        (pair[0].operation == recv && pair[1].operation == send);
-  if (opposite && CheckFingerprint(pair[0]).ok() && CheckFingerprint(pair[1]).ok()) {
+  for (const Fingerprint& f : pair) {
+    if (!CheckFingerprint(f).ok() || f.local_status != 0 || !IsPairCall(f)) return FindDisagreement(pair);
+  }
+  if (pair[0].operation != pair[1].operation) {
     pair[1].operation = pair[0].operation;
     pair[1] = SealFingerprint(pair[1]);
     return FindDisagreement(pair);
   }
-  if (std::optional<Disagreement> odd = FindDisagreement(pair)) return odd;
-  return Disagreement{
-      .what = "one rank of a pair must send and the other receive",
-      .findings = {{0, absl::StrCat("calls ", OperationName(static_cast<Operation>(pair[0].operation)))},
-                   {1, absl::StrCat("calls ", OperationName(static_cast<Operation>(pair[1].operation)))}}};
+  Disagreement found{.what = "one rank of a pair must send and the other receive"};
+  for (int i = 0; i < 2; ++i) {
+    found.findings.push_back({i, absl::StrCat("calls ", OperationName(static_cast<Operation>(pair[i].operation)))});
+  }
+  return found;
 }
 
 bool HasEqualCounts(Operation operation) {

@@ -154,10 +154,11 @@ absl::string_view OperationName(Operation operation) {
   return "unknown";
 }
 
-Fingerprint SealFingerprint(Fingerprint fingerprint) {
-  fingerprint.protocol = kProtocol;
-  fingerprint.checksum = Checksum(fingerprint);
-  return fingerprint;
+Fingerprint SealFingerprint(const Fingerprint& fingerprint) {
+  Fingerprint sealed = fingerprint;
+  sealed.protocol = kProtocol;
+  sealed.checksum = Checksum(sealed);
+  return sealed;
 }
 
 absl::Status CheckFingerprint(const Fingerprint& f) {

@@ -49,7 +49,7 @@ inline constexpr uint8_t kFlagTwoLevel = 2;
 
 // The wire format: little endian, no padding, moved as raw bytes. A peer's copy is believed only after
 // ParseFingerprint or CheckFingerprint.
-struct Fingerprint {
+struct alignas(64) Fingerprint {
   uint32_t protocol = 0;            // kProtocol
   uint8_t operation = 0;            // Operation
   uint8_t dtype = kNoDType;         // DType
@@ -70,7 +70,7 @@ static_assert(sizeof(Fingerprint) == kFingerprintBytes);
 inline constexpr uint32_t kProtocol = 0x314b4501;  // "EK1", layout version 1
 
 // Fills in protocol and checksum.
-Fingerprint SealFingerprint(Fingerprint fingerprint);
+Fingerprint SealFingerprint(const Fingerprint& fingerprint);
 
 // DataLoss when the checksum is wrong; FailedPrecondition when the protocol differs (both versions in the text);
 // InvalidArgument when a field is outside its enumeration.

@@ -222,6 +222,7 @@ class Impl final : public Communicator {
       };
       const CombineFn combine(reduce);
       if (step.reduces) phase.combine = &combine;
+      phase.more_follows = &step != &plan.phases.back();
       if (transport != nullptr) {
         EK_RETURN_IF_ERROR(transport->Exchange(call, phase));
       } else if (step.reduces && step.block_bytes > 0) {

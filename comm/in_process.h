@@ -43,11 +43,13 @@ class InProcessWorld {
   // The backend of world rank `rank`; dies when out of range.
   virtual Backend& backend(int rank) = 0;
 
-  // Says that from now on only the calling thread makes the calls of `rank`, until the matching LeaveRank on the same
-  // thread. When all ranks that have not left are entered and all are blocked, the deadlock is reported at once.
+  // Says that from now on only the calling thread makes the calls of `rank`, until it calls LeaveRank(rank). When all
+  // ranks that have not left are entered and all are blocked, the deadlock is reported at once, with the cycle.
   virtual void EnterRank(int rank) = 0;
   // `rank` makes no more calls: peers that wait for it, now or later, get Unavailable at once, naming it.
   virtual void LeaveRank(int rank) = 0;
+  // All ranks count as present again, for groups made from now on.
+  virtual void AdmitAll() = 0;
 };
 
 }  // namespace evenkeel::comm

@@ -62,15 +62,17 @@ using CombineFn = absl::FunctionRef<void(int64_t begin, int64_t length, absl::Sp
 // Entries at the own rank are ignored (HostCommunicator copies its own block), except that a combine finds
 // sends[rank].data as sources[rank].
 struct Phase {
-  absl::Span<const SendSpan> sends = {};  // size() entries, to group rank j
-  absl::Span<const ReceiveSpan>
-      receives;  // size() entries, from group rank i. Agreed sizes: sends[j] of i = receives[i] of j.
+  absl::Span<const SendSpan> sends = {};        // size() entries, to group rank j
+  absl::Span<const ReceiveSpan> receives = {};  // size() entries, from group rank i, as long as rank i's sends[rank()]
   // When set, nothing is stored into receives: all receives[i].bytes (and sends[rank].bytes) are equal to `block_bytes`
   // and `combine` is called for consecutive ranges that cover [0, block_bytes), each a multiple of 64 bytes long but
   // the last. `combine` may write the caller's memory, including the own send block at [begin, begin + length), but no
   // block that a peer reads in this phase. It is called on the thread that called Exchange. Not called for 0 bytes.
   const CombineFn* combine = nullptr;
   int64_t block_bytes = 0;
+  // Another Exchange of the same call follows at once, and until its payload arrives this rank writes nothing that it
+  // sends here: a transport that lends memory may let the two share a rendezvous.
+  bool more_follows = false;
 };
 
 // What Agree tells the peers.
@@ -103,7 +105,7 @@ class Transport {
   virtual absl::Status Agree(const Call& call, const Posting& posting, Agreement* agreement) = 0;
 
   // Moves the payload of one phase. On return this rank's receives are complete and its sends may be overwritten.
-  // The first Exchange after Agree gets a phase equal to posting.first when that was set.
+  // The first Exchange after Agree gets a phase with the spans of posting.first when that was set.
   virtual absl::Status Exchange(const Call& call, const Phase& phase) = 0;
 
   // The transport of this rank and group rank `peer` alone, with an order of calls of its own: a group of two, the

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/in_process.h"
+#include "evenkeel/comm/mesh.h"
 
 namespace evenkeel::comm {
 

@@ -1,0 +1,491 @@
+#include "evenkeel/comm/in_process.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/byte_ledger.h"
+#include "evenkeel/comm/host_communicator.h"
+#include "evenkeel/comm/in_process_group.h"
+#include "evenkeel/comm/mesh.h"
+#include "evenkeel/comm/rendezvous.h"
+#include "evenkeel/comm/transport.h"
+#include "evenkeel/runtime/base/error_context.h"
+#include "evenkeel/runtime/base/status_macros.h"
+
+namespace evenkeel::comm {
+namespace {
+
+std::string GroupText(const Group& group) {
+  return absl::StrCat(group.name.empty() ? AxisName(group.axis) : absl::string_view(group.name), " [",
+                      absl::StrJoin(group.ranks, ","), "]");
+}
+
+// Where an entered rank sleeps. Written by its thread, read by whoever looks for a deadlock.
+struct Seat {
+  std::atomic<InProcessGroup*> group{nullptr};  // null: running
+  std::atomic<uint32_t> phase{0};
+  std::atomic<int> operation{0};
+  std::atomic<int64_t> sequence{0};
+  bool entered = false;  // guarded by the world's mutex
+  bool left = false;     // likewise
+};
+
+// Ranks that come together to make one group. Guarded by the world's mutex.
+struct Gathering {
+  explicit Gathering(const Group& wanted) : group(wanted), joined(wanted.size(), false) {}
+  const Group group;
+  std::vector<bool> joined;
+  int num_joined = 0;
+  bool done = false;
+  absl::StatusCode code = absl::StatusCode::kOk;  // with `what` and `findings`, when it failed
+  std::string what;
+  std::vector<RankFinding> findings;
+  absl::Duration elapsed = absl::ZeroDuration();
+  std::shared_ptr<InProcessGroup> result;
+  absl::CondVar changed;
+};
+
+class World;
+
+class InProcessBackend final : public Backend {
+ public:
+  InProcessBackend(World* world, int rank) : world_(world), rank_(rank) {}
+  absl::string_view name() const override { return "in_process"; }
+  int rank() const override { return rank_; }
+  int size() const override;
+  const Topology& topology() const override;
+  ByteLedger& ledger() override { return ledger_; }
+  absl::StatusOr<std::unique_ptr<Communicator>> CreateGroup(const Group& group) override;
+
+ private:
+  World* const world_;
+  const int rank_;
+  ByteLedger ledger_;
+};
+
+class World final : public InProcessWorld {
+ public:
+  World(const InProcessOptions& options, Topology topology)
+      : options_(options), topology_(std::move(topology)), seats_(options.world_size) {
+    const int processors = static_cast<int>(std::thread::hardware_concurrency());
+    spin_ns_ = options.world_size <= processors ? absl::ToInt64Nanoseconds(options.spin) : 0;
+    num_running_.store(options.world_size);
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      backends_.push_back(std::make_unique<InProcessBackend>(this, rank));
+    }
+  }
+
+  int size() const override { return options_.world_size; }
+  const Topology& topology() const override { return topology_; }
+  Backend& backend(int rank) override {
+    EK_CHECK(rank >= 0 && rank < size());
+    return *backends_[rank];
+  }
+  const InProcessOptions& options() const { return options_; }
+
+  void EnterRank(int rank) override;
+  void LeaveRank(int rank) override;
+  void AdmitAll() override;
+
+  absl::StatusOr<std::shared_ptr<InProcessGroup>> Gather(const Group& group, int rank);
+  int64_t NextEpoch() {
+    absl::MutexLock lock(&mutex_);
+    return ++last_epoch_;
+  }
+  // The group's memory stays while anybody may look at it: gives up one reference under the world's lock.
+  void Release(std::shared_ptr<InProcessGroup> group);
+
+  // Sleeps in `phase` of `group`, as one of the ranks that a deadlock is made of.
+  Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank, int64_t until_ns);
+
+ private:
+  void FindDeadlock();
+  void EndGathering(Gathering* gathering, absl::StatusCode code, std::string what, std::vector<RankFinding> findings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Gathering> Join(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RefuseConflicts(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckLeft(Gathering* gathering) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string SleepText(int rank) const;
+
+  const InProcessOptions options_;
+  const Topology topology_;
+  int64_t spin_ns_ = 0;
+  std::vector<std::unique_ptr<InProcessBackend>> backends_;
+  std::vector<Seat> seats_;
+  // Ranks that are not known to be asleep: not entered, or entered and running.
+  std::atomic<int> num_running_{0};
+  absl::Mutex mutex_;
+  int64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::shared_ptr<Gathering>> gatherings_ ABSL_GUARDED_BY(mutex_);
+  std::map<InProcessGroup*, std::weak_ptr<InProcessGroup>> groups_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Which rank of which world the calling thread has entered.
+struct Entered {
+  const World* world = nullptr;
+  int rank = -1;
+};
+thread_local Entered t_entered;
+
+class InProcessTransport final : public Transport {
+ public:
+  InProcessTransport(World* world, std::shared_ptr<InProcessGroup> shared, int rank, int world_rank)
+      : world_(world), shared_(std::move(shared)), rank_(rank), world_rank_(world_rank), sources_(shared_->size()) {}
+  ~InProcessTransport() override {
+    shared_->Depart(rank_);
+    pairs_.clear();
+    world_->Release(std::move(shared_));
+  }
+
+  const Group& group() const override { return shared_->group(); }
+  int rank() const override { return rank_; }
+  int64_t epoch() const override { return shared_->epoch(); }
+
+  absl::Status Agree(const Call& call, const Posting& posting, Agreement* agreement) override {
+    if (shared_->IsBroken()) return shared_->LateError(rank_, call);
+    shared_->NoteCall(rank_, call);
+    ++posting_;
+    InProcessGroup::Posted& posted = shared_->posted(posting_);
+    posted.fingerprints[rank_] = posting.fingerprint;
+    std::copy(posting.row.begin(), posting.row.end(), posted.rows.begin() + int64_t{rank_} * 2 * size());
+    shared_->PostBlocks(posting_, rank_, posting.first);
+    is_posted_ = true;
+    EK_RETURN_IF_ERROR(Meet(call));
+    agreement->fingerprints = posted.fingerprints;
+    agreement->rows = posted.rows;
+    return absl::OkStatus();
+  }
+
+  absl::Status Exchange(const Call& call, const Phase& phase) override {
+    (void)call;
+    if (!is_posted_) {
+      ++posting_;
+      shared_->PostBlocks(posting_, rank_, &phase);
+      MeetUnbreakable();
+    }
+    is_posted_ = false;
+    Read(phase);
+    // Peers may still read what this rank lends; with another phase to come, its rendezvous says when they are done.
+    if (!phase.more_follows && shared_->AnyLends(posting_)) MeetUnbreakable();
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Transport*> Pair(int peer) override {
+    std::unique_ptr<InProcessTransport>& pair = pairs_[peer];
+    if (pair == nullptr) {
+      const int low = std::min(rank_, peer);
+      const int high = std::max(rank_, peer);
+      pair =
+          std::make_unique<InProcessTransport>(world_, shared_->PairOf(low, high), rank_ == low ? 0 : 1, world_rank_);
+    }
+    return pair.get();
+  }
+
+  void Abort(const absl::Status& cause) override { shared_->Abort(cause); }
+
+ private:
+  // Comes to the next phase and waits for the others.
+  absl::Status Meet(const Call& call) {
+    const uint32_t phase = phase_++;
+    Rendezvous& rendezvous = shared_->rendezvous();
+    rendezvous.Arrive(rank_, phase, /*unbreakable=*/false);
+    shared_->CheckDeparted(phase);
+    Rendezvous::Outcome outcome = Rendezvous::Outcome::kComplete;
+    if (!rendezvous.IsOver(phase, &outcome)) outcome = SleepUntilOver(call, phase);
+    if (outcome == Rendezvous::Outcome::kComplete) return absl::OkStatus();
+    return shared_->WaitError(rank_, call);
+  }
+
+  Rendezvous::Outcome SleepUntilOver(const Call& call, uint32_t phase) {
+    const int64_t start_ns = MonotonicNs();
+    const int64_t limit_ns = absl::ToInt64Nanoseconds(call.limit);
+    Rendezvous::Outcome outcome = world_->Sleep(shared_.get(), phase, call, world_rank_, start_ns + limit_ns);
+    if (outcome != Rendezvous::Outcome::kTimeout) return outcome;
+    shared_->TimeOut(phase, absl::Nanoseconds(MonotonicNs() - start_ns), call.limit);
+    // It may have completed, or broken otherwise, at the last moment.
+    return shared_->rendezvous().Wait(phase, 0);
+  }
+
+  void MeetUnbreakable() {
+    const uint32_t phase = phase_++;
+    shared_->rendezvous().Arrive(rank_, phase, /*unbreakable=*/true);
+    shared_->rendezvous().WaitUnbreakable(phase);
+  }
+
+  // One copy from each peer's memory, beginning with the next rank so that not all read the same one at once.
+  void Read(const Phase& phase) {
+    const std::vector<const void*>& blocks = shared_->posted(posting_).blocks;
+    const auto block_of = [this, &blocks](int from) { return blocks[static_cast<size_t>(from) * size() + rank_]; };
+    if (phase.combine != nullptr) {
+      if (phase.block_bytes == 0) return;
+      for (int from = 0; from < size(); ++from) {
+        sources_[from] = from == rank_ ? phase.sends[from].data : block_of(from);
+      }
+      return (*phase.combine)(0, phase.block_bytes, sources_);
+    }
+    for (int step = 1; step < size(); ++step) {
+      const int from = (rank_ + step) % size();
+      const ReceiveSpan& to = phase.receives[from];
+      if (to.bytes > 0) std::memcpy(to.data, block_of(from), static_cast<size_t>(to.bytes));
+    }
+  }
+
+  World* const world_;
+  std::shared_ptr<InProcessGroup> shared_;
+  const int rank_;
+  const int world_rank_;
+  uint32_t phase_ = 0;    // of the rendezvous
+  uint32_t posting_ = 0;  // being written or read
+  bool is_posted_ = false;
+  std::vector<const void*> sources_;
+  std::map<int, std::unique_ptr<InProcessTransport>> pairs_;
+};
+
+int InProcessBackend::size() const { return world_->size(); }
+const Topology& InProcessBackend::topology() const { return world_->topology(); }
+
+absl::StatusOr<std::unique_ptr<Communicator>> InProcessBackend::CreateGroup(const Group& group) {
+  EK_RETURN_IF_ERROR(CheckGroup(group, rank_, size()));
+  HostCommunicator::Options options{.group = group,
+                                    .rank = group.IndexOf(rank_),
+                                    .ledger = &ledger_,
+                                    .topology = &world_->topology(),
+                                    .deadline = world_->options().deadline,
+                                    .two_level = world_->options().two_level};
+  std::unique_ptr<Transport> transport;
+  if (group.size() == 1) {
+    options.epoch = world_->NextEpoch();
+  } else {
+    EK_ASSIGN_OR_RETURN(std::shared_ptr<InProcessGroup> shared, world_->Gather(group, rank_));
+    options.epoch = shared->epoch();
+    transport = std::make_unique<InProcessTransport>(world_, std::move(shared), options.rank, rank_);
+  }
+  return HostCommunicator::Create(std::move(options), std::move(transport));
+}
+
+void World::EnterRank(int rank) {
+  EK_CHECK(rank >= 0 && rank < size());
+  t_entered = {this, rank};
+  absl::MutexLock lock(&mutex_);
+  seats_[rank].entered = true;
+}
+
+void World::LeaveRank(int rank) {
+  EK_CHECK(rank >= 0 && rank < size());
+  std::vector<std::shared_ptr<InProcessGroup>> groups;
+  {
+    absl::MutexLock lock(&mutex_);
+    Seat& seat = seats_[rank];
+    seat.entered = false;
+    if (!std::exchange(seat.left, true)) num_running_.fetch_sub(1, std::memory_order_seq_cst);
+    for (const auto& [key, weak] : groups_) {
+      std::shared_ptr<InProcessGroup> group = weak.lock();
+      if (group != nullptr && group->group().IndexOf(rank) >= 0) groups.push_back(std::move(group));
+    }
+    for (const auto& gathering : gatherings_) CheckLeft(gathering.get());
+  }
+  if (t_entered.world == this && t_entered.rank == rank) t_entered = Entered();
+  for (std::shared_ptr<InProcessGroup>& group : groups) {
+    group->Depart(group->group().IndexOf(rank));
+    Release(std::move(group));
+  }
+  if (num_running_.load(std::memory_order_seq_cst) == 0) FindDeadlock();
+}
+
+void World::AdmitAll() {
+  absl::MutexLock lock(&mutex_);
+  for (Seat& seat : seats_) {
+    if (std::exchange(seat.left, false)) num_running_.fetch_add(1, std::memory_order_seq_cst);
+  }
+}
+
+void World::Release(std::shared_ptr<InProcessGroup> group) {
+  absl::MutexLock lock(&mutex_);
+  InProcessGroup* const key = group.get();
+  group.reset();
+  const auto found = groups_.find(key);
+  if (found != groups_.end() && found->second.expired()) groups_.erase(found);
+}
+
+Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank, int64_t until_ns) {
+  if (t_entered.world != this || t_entered.rank != rank) return group->rendezvous().Wait(phase, until_ns);
+  Seat& seat = seats_[rank];
+  seat.phase.store(phase, std::memory_order_relaxed);
+  seat.operation.store(static_cast<int>(call.operation), std::memory_order_relaxed);
+  seat.sequence.store(call.sequence, std::memory_order_relaxed);
+  seat.group.store(group, std::memory_order_seq_cst);
+  if (num_running_.fetch_sub(1, std::memory_order_seq_cst) == 1) FindDeadlock();
+  const Rendezvous::Outcome outcome = group->rendezvous().Wait(phase, until_ns);
+  num_running_.fetch_add(1, std::memory_order_seq_cst);
+  seat.group.store(nullptr, std::memory_order_seq_cst);
+  return outcome;
+}
+
+std::string World::SleepText(int rank) const {
+  const Seat& seat = seats_[rank];
+  const InProcessGroup* const group = seat.group.load(std::memory_order_seq_cst);
+  return absl::StrCat("waits in ", OperationName(static_cast<Operation>(seat.operation.load())), " of group ",
+                      GroupText(group->group()), " epoch=", group->epoch(), " seq=", seat.sequence.load());
+}
+
+// Called when nobody seems to run. A rank whose phase has completed or broken is about to wake up: then it is none.
+void World::FindDeadlock() {
+  absl::MutexLock lock(&mutex_);
+  std::map<int, std::set<int>> waits_for;  // world ranks
+  for (int rank = 0; rank < size(); ++rank) {
+    Seat& seat = seats_[rank];
+    if (seat.left) continue;
+    InProcessGroup* const group = seat.group.load(std::memory_order_seq_cst);
+    if (group == nullptr || !seat.entered) return;
+    const uint32_t phase = seat.phase.load(std::memory_order_relaxed);
+    Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
+    if (group->rendezvous().IsOver(phase, &outcome)) return;
+    for (const int absent : group->rendezvous().Absent(phase)) {
+      waits_for[rank].insert(group->group().ranks[absent]);
+    }
+  }
+  if (waits_for.empty()) return;
+  // Follow the first absent rank until one comes again: that is a cycle.
+  std::vector<int> path;
+  int rank = waits_for.begin()->first;
+  while (std::find(path.begin(), path.end(), rank) == path.end() && waits_for.count(rank) > 0) {
+    path.push_back(rank);
+    rank = *waits_for[rank].begin();
+  }
+  path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
+  std::string what = "deadlock, every rank of the process is blocked";
+  for (const int member : path) {
+    absl::StrAppend(&what, member == path.front() ? ": " : ", ", "world rank ", member, " ", SleepText(member),
+                    " for world rank ", *waits_for[member].begin());
+  }
+  for (const auto& [waiting, absent] : waits_for) {
+    InProcessGroup* const group = seats_[waiting].group.load(std::memory_order_seq_cst);
+    std::vector<RankFinding> findings;
+    for (const int other : absent) {
+      if (waits_for.count(other) > 0) findings.push_back({group->group().IndexOf(other), SleepText(other)});
+    }
+    group->ReportDeadlock(seats_[waiting].phase.load(std::memory_order_relaxed), what, std::move(findings));
+  }
+}
+
+void World::EndGathering(Gathering* gathering, absl::StatusCode code, std::string what,
+                         std::vector<RankFinding> findings) {
+  if (gathering->done) return;
+  gathering->done = true;
+  gathering->code = code;
+  gathering->what = std::move(what);
+  gathering->findings = std::move(findings);
+  gathering->changed.SignalAll();
+  const auto found = std::find_if(gatherings_.begin(), gatherings_.end(),
+                                  [gathering](const auto& other) { return other.get() == gathering; });
+  if (found != gatherings_.end()) gatherings_.erase(found);
+}
+
+void World::CheckLeft(Gathering* gathering) {
+  std::vector<RankFinding> gone;
+  for (int i = 0; i < gathering->group.size(); ++i) {
+    if (!gathering->joined[i] && seats_[gathering->group.ranks[i]].left) gone.push_back({i, "has left"});
+  }
+  if (!gone.empty()) EndGathering(gathering, absl::StatusCode::kUnavailable, "a rank is gone", std::move(gone));
+}
+
+// A rank that waits for `rank` in another group than the one `rank` makes with it will wait for ever.
+void World::RefuseConflicts(const Group& group, int rank) {
+  const std::vector<std::shared_ptr<Gathering>> pending = gatherings_;
+  for (const auto& gathering : pending) {
+    if (gathering->group == group || gathering->group.IndexOf(rank) < 0) continue;
+    for (int i = 0; i < gathering->group.size(); ++i) {
+      if (!gathering->joined[i] || group.IndexOf(gathering->group.ranks[i]) < 0) continue;
+      EndGathering(gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
+                   {{i, absl::StrCat("makes ", GroupText(gathering->group))},
+                    {gathering->group.IndexOf(rank), absl::StrCat("makes ", GroupText(group))}});
+      break;
+    }
+  }
+}
+
+std::shared_ptr<Gathering> World::Join(const Group& group, int rank) {
+  const auto found = std::find_if(gatherings_.begin(), gatherings_.end(), [&group, rank](const auto& other) {
+    return other->group == group && !other->joined[group.IndexOf(rank)];
+  });
+  if (found != gatherings_.end()) return *found;
+  gatherings_.push_back(std::make_shared<Gathering>(group));
+  return gatherings_.back();
+}
+
+absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group, int rank) {
+  const int64_t start_ns = MonotonicNs();
+  absl::MutexLock lock(&mutex_);
+  const size_t before = gatherings_.size();
+  RefuseConflicts(group, rank);
+  const bool conflict = gatherings_.size() != before;
+  const std::shared_ptr<Gathering> gathering = Join(group, rank);
+  gathering->joined[group.IndexOf(rank)] = true;
+  if (conflict) {
+    EndGathering(gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
+                 {{group.IndexOf(rank), absl::StrCat("makes ", GroupText(group), ", others another group with it")}});
+  } else if (++gathering->num_joined == group.size()) {
+    gathering->result = std::make_shared<InProcessGroup>(group, ++last_epoch_, spin_ns_, options_.eager_bytes);
+    groups_[gathering->result.get()] = gathering->result;
+    EndGathering(gathering.get(), absl::StatusCode::kOk, "", {});
+  } else {
+    CheckLeft(gathering.get());
+  }
+  while (!gathering->done) {
+    const absl::Duration elapsed = absl::Nanoseconds(MonotonicNs() - start_ns);
+    if (elapsed < options_.deadline) {
+      gathering->changed.WaitWithTimeout(&mutex_, options_.deadline - elapsed);
+      continue;
+    }
+    std::vector<RankFinding> missing;
+    for (int i = 0; i < group.size(); ++i) {
+      if (!gathering->joined[i]) missing.push_back({i, absl::StrCat("(world rank ", group.ranks[i], ") has not come")});
+    }
+    gathering->elapsed = elapsed;
+    EndGathering(gathering.get(), absl::StatusCode::kDeadlineExceeded, "not all members came", std::move(missing));
+  }
+  if (gathering->code == absl::StatusCode::kOk) return gathering->result;
+  ErrorContext context = CallContext(group, -1, group.IndexOf(rank), {.operation = Operation::kCreateGroup});
+  context.sequence = -1;
+  context.findings = gathering->findings;
+  context.next_step = "all members, and only they, create the group with the same list of ranks";
+  if (gathering->elapsed > absl::ZeroDuration()) {
+    context.elapsed = gathering->elapsed;
+    context.limit = options_.deadline;
+  }
+  return MakeError(gathering->code, context, gathering->what);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<InProcessWorld>> InProcessWorld::Create(const InProcessOptions& options) {
+  if (options.world_size < 1 || options.world_size > 4096) {
+    return absl::InvalidArgumentError(absl::StrCat("world_size ", options.world_size, " is not in [1, 4096]"));
+  }
+  EK_RETURN_IF_ERROR(CheckDeadline(options.deadline));
+  if (options.eager_bytes < 0 || options.eager_bytes > (1 << 20)) {
+    return absl::InvalidArgumentError(absl::StrCat("eager_bytes ", options.eager_bytes, " is not in [0, 1 MiB]"));
+  }
+  if (options.spin < absl::ZeroDuration() || options.spin > absl::Milliseconds(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spin ", absl::FormatDuration(options.spin), " is not in [0, 1 ms]"));
+  }
+  Topology topology = options.topology.value_or(Topology::SingleNode(options.world_size));
+  if (topology.world_size() != options.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the topology has ", topology.world_size(), " ranks, the world ", options.world_size));
+  }
+  return std::make_unique<World>(options, std::move(topology));
+}
+
+}  // namespace evenkeel::comm

@@ -1,0 +1,211 @@
+#include "evenkeel/comm/in_process_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel::comm {
+namespace {
+
+constexpr int64_t kEagerAlignment = 16;
+
+}  // namespace
+
+InProcessGroup::InProcessGroup(Group group, int64_t epoch, int64_t spin_ns, int64_t eager_bytes, InProcessGroup* parent,
+                               std::vector<int> members)
+    : group_(std::move(group)),
+      epoch_(epoch),
+      spin_ns_(spin_ns),
+      eager_bytes_(eager_bytes),
+      parent_(parent),
+      members_(std::move(members)),
+      rendezvous_(group_.size(), spin_ns),
+      last_calls_(group_.size()),
+      departed_(group_.size()) {
+  const size_t size = group_.ranks.size();
+  for (Posted& posted : posted_) {
+    posted.fingerprints.resize(size);
+    posted.rows.resize(size * 2 * size);
+    posted.blocks.resize(size * size);
+    posted.lends.resize(size);
+  }
+  for (auto& buffers : eager_) buffers.resize(size);
+}
+
+void InProcessGroup::PostBlocks(uint32_t index, int rank, const Phase* phase) {
+  Posted& posted = posted_[index & 1u];
+  posted.lends[rank] = 0;
+  if (phase == nullptr) return;
+  const void** const blocks = &posted.blocks[static_cast<size_t>(rank) * size()];
+  std::unique_ptr<std::byte[]>& buffer = eager_[index & 1u][rank];
+  if (buffer == nullptr && eager_bytes_ > 0) buffer = std::make_unique<std::byte[]>(eager_bytes_);
+  int64_t used = 0;
+  SendSpan last;
+  const void* last_copy = nullptr;
+  bool lends = false;
+  for (int to = 0; to < size() && !lends; ++to) {
+    const SendSpan& span = phase->sends[to];
+    if (to == rank || span.bytes == 0) continue;
+    if (span.data != last.data || span.bytes != last.bytes) {
+      lends = span.bytes > eager_bytes_ - used;
+      if (lends) break;
+      last = span;
+      last_copy = std::memcpy(buffer.get() + used, span.data, static_cast<size_t>(span.bytes));
+      used = std::min(eager_bytes_, (used + span.bytes + kEagerAlignment - 1) / kEagerAlignment * kEagerAlignment);
+    }
+    blocks[to] = last_copy;
+  }
+  if (!lends) return;
+  posted.lends[rank] = 1;
+  for (int to = 0; to < size(); ++to) blocks[to] = phase->sends[to].data;
+}
+
+bool InProcessGroup::AnyLends(uint32_t index) {
+  for (const uint8_t lends : posted_[index & 1u].lends) {
+    if (lends != 0) return true;
+  }
+  return false;
+}
+
+void InProcessGroup::NoteCall(int rank, const Call& call) {
+  last_calls_[rank].store((static_cast<uint64_t>(call.sequence) << 8) | (static_cast<uint64_t>(call.operation) + 1),
+                          std::memory_order_relaxed);
+}
+
+std::string InProcessGroup::LastCall(int rank) const {
+  const uint64_t note = last_calls_[rank].load(std::memory_order_relaxed);
+  if (note == 0) return "has made no call yet";
+  return absl::StrCat("called ", OperationName(static_cast<Operation>((note & 0xff) - 1)), " seq=", note >> 8, " last");
+}
+
+std::vector<RankFinding> InProcessGroup::DescribeAbsent(uint32_t phase, absl::string_view state) const {
+  std::vector<RankFinding> findings;
+  for (const int rank : rendezvous_.Absent(phase)) {
+    findings.push_back({OuterRank(rank), absl::StrCat(state, " (it ", LastCall(rank), ")")});
+  }
+  return findings;
+}
+
+void InProcessGroup::Depart(int rank) {
+  if (departed_[rank].exchange(true, std::memory_order_seq_cst)) return;
+  num_departed_.fetch_add(1, std::memory_order_seq_cst);
+  // The others may wait in the phase that this rank would have come to next.
+  CheckDeparted(rendezvous_.phases_of(rank));
+  for (const auto& pair : Pairs()) {
+    for (int member = 0; member < 2; ++member) {
+      if (pair->members_[member] == rank) pair->Depart(member);
+    }
+  }
+}
+
+void InProcessGroup::CheckDeparted(uint32_t phase) {
+  if (num_departed_.load(std::memory_order_seq_cst) == 0) return;
+  std::vector<RankFinding> gone;
+  bool awaited = false;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rendezvous_.phases_of(rank) > phase) {
+      awaited = true;
+    } else if (departed_[rank].load(std::memory_order_seq_cst)) {
+      gone.push_back({OuterRank(rank), absl::StrCat("has left (it ", LastCall(rank), ")")});
+    }
+  }
+  if (!awaited || gone.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  if (!rendezvous_.BreakPhase(phase)) return;
+  breakage_ = Breakage{.code = absl::StatusCode::kUnavailable, .what = "a rank is gone", .findings = std::move(gone)};
+}
+
+void InProcessGroup::TimeOut(uint32_t phase, absl::Duration elapsed, absl::Duration limit) {
+  std::vector<RankFinding> absent = DescribeAbsent(phase, "has not come");
+  absl::MutexLock lock(&mutex_);
+  if (!rendezvous_.BreakPhase(phase)) return;
+  breakage_ = Breakage{.code = absl::StatusCode::kDeadlineExceeded,
+                       .what = "not all ranks came",
+                       .findings = std::move(absent),
+                       .elapsed = elapsed,
+                       .limit = limit};
+}
+
+void InProcessGroup::ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits) {
+  absl::MutexLock lock(&mutex_);
+  if (!rendezvous_.BreakPhase(phase)) return;
+  breakage_ = Breakage{.code = absl::StatusCode::kDeadlineExceeded, .what = what, .findings = std::move(waits)};
+}
+
+void InProcessGroup::Abort(const absl::Status& cause) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (rendezvous_.Break() && !breakage_.has_value()) {
+      breakage_ = Breakage{.code = absl::StatusCode::kAborted, .aborted_by = cause};
+    }
+  }
+  for (const auto& pair : Pairs()) pair->Abort(cause);
+}
+
+bool InProcessGroup::IsBroken() const {
+  return rendezvous_.is_broken() || (parent_ != nullptr && parent_->rendezvous_.is_broken());
+}
+
+ErrorContext InProcessGroup::Context(int rank, const Call& call) const {
+  return CallContext(parent_ != nullptr ? parent_->group_ : group_, epoch_, OuterRank(rank), call);
+}
+
+absl::Status InProcessGroup::Describe(int rank, const Call& call, const Breakage& breakage) const {
+  ErrorContext context = Context(rank, call);
+  if (!breakage.aborted_by.ok()) return BrokenGroupError(std::move(context), breakage.aborted_by);
+  context.findings = breakage.findings;
+  context.elapsed = breakage.elapsed;
+  context.limit = breakage.limit;
+  return TransportError(breakage.code, std::move(context), breakage.what);
+}
+
+absl::Status InProcessGroup::WaitError(int rank, const Call& call) {
+  absl::MutexLock lock(&mutex_);
+  return Describe(rank, call, breakage_.value_or(Breakage()));
+}
+
+absl::Status InProcessGroup::LateError(int rank, const Call& call) {
+  std::optional<Breakage> breakage;
+  {
+    absl::MutexLock lock(&mutex_);
+    breakage = breakage_;
+  }
+  if (!breakage.has_value() && parent_ != nullptr) {
+    absl::MutexLock lock(&parent_->mutex_);
+    breakage = parent_->breakage_;
+  }
+  const Breakage cause = breakage.value_or(Breakage());
+  // Who would have waited like the others learns the cause itself; who is the cause learns that it came too late.
+  const bool is_cause = std::any_of(cause.findings.begin(), cause.findings.end(),
+                                    [this, rank](const RankFinding& odd) { return odd.rank == OuterRank(rank); });
+  if (cause.aborted_by.ok() && !is_cause) return Describe(rank, call, cause);
+  if (!cause.aborted_by.ok()) return BrokenGroupError(Context(rank, call), cause.aborted_by);
+  return BrokenGroupError(Context(rank, call), Describe(rank, call, cause));
+}
+
+std::vector<std::shared_ptr<InProcessGroup>> InProcessGroup::Pairs() {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<InProcessGroup>> pairs;
+  for (const auto& [members, pair] : pairs_) pairs.push_back(pair);
+  return pairs;
+}
+
+std::shared_ptr<InProcessGroup> InProcessGroup::PairOf(int low, int high) {
+  std::shared_ptr<InProcessGroup> pair;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::shared_ptr<InProcessGroup>& entry = pairs_[{low, high}];
+    if (entry == nullptr) {
+      Group members{.axis = group_.axis, .name = group_.name, .ranks = {group_.ranks[low], group_.ranks[high]}};
+      entry = std::make_shared<InProcessGroup>(std::move(members), epoch_, spin_ns_, eager_bytes_, this,
+                                               std::vector<int>{low, high});
+    }
+    pair = entry;
+  }
+  if (departed_[low].load(std::memory_order_seq_cst)) pair->Depart(0);
+  if (departed_[high].load(std::memory_order_seq_cst)) pair->Depart(1);
+  return pair;
+}
+
+}  // namespace evenkeel::comm

@@ -1,0 +1,112 @@
+// What the ranks of one in-process group share: postings, the rendezvous, who has left, why it broke.
+//
+// Internal to in_process.cc. Postings are double buffered: a rank writes posting k + 2 only after everybody has come to
+// the rendezvous of posting k + 1, and so has finished reading posting k.
+#ifndef EVENKEEL_COMM_IN_PROCESS_GROUP_H_
+#define EVENKEEL_COMM_IN_PROCESS_GROUP_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/mesh.h"
+#include "evenkeel/comm/rendezvous.h"
+#include "evenkeel/comm/transport.h"
+#include "evenkeel/runtime/base/error_context.h"
+
+namespace evenkeel::comm {
+
+// Thread-safe where it says so; postings are ordered by the rendezvous.
+class InProcessGroup {
+ public:
+  // `parent` is set for a pair, and outlives its users: ranks 0 and 1 are its group ranks members[0] and members[1].
+  InProcessGroup(Group group, int64_t epoch, int64_t spin_ns, int64_t eager_bytes, InProcessGroup* parent = nullptr,
+                 std::vector<int> members = {});
+
+  const Group& group() const { return group_; }
+  int size() const { return group_.size(); }
+  int64_t epoch() const { return epoch_; }
+  Rendezvous& rendezvous() { return rendezvous_; }
+
+  struct Posted {
+    std::vector<Fingerprint> fingerprints;
+    std::vector<int64_t> rows;        // size * 2 * size
+    std::vector<const void*> blocks;  // [from * size + to]
+    std::vector<uint8_t> lends;       // [from]: its blocks lie in its own buffers, not in `eager`
+  };
+  Posted& posted(uint32_t index) { return posted_[index & 1u]; }
+  // Writes the blocks that `rank` sends in `phase` (null: none) into posting `index`, copying small ones.
+  void PostBlocks(uint32_t index, int rank, const Phase* phase);
+  bool AnyLends(uint32_t index);
+
+  // What `rank` called last; for messages.
+  void NoteCall(int rank, const Call& call);
+
+  // `rank` makes no more calls. Breaks what waits for it. Thread-safe, idempotent.
+  void Depart(int rank);
+  // Breaks `phase` with Unavailable when a rank that has left has not come to it.
+  void CheckDeparted(uint32_t phase);
+  // Breaks `phase` with DeadlineExceeded naming the absent ranks.
+  void TimeOut(uint32_t phase, absl::Duration elapsed, absl::Duration limit);
+  // Breaks `phase` because nobody can run any more; `waits` says for absent group ranks what they wait for.
+  void ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits);
+  // A rank has given up because of `cause`: breaks the group and its pairs.
+  void Abort(const absl::Status& cause);
+
+  // The error of a call that was waiting when the group broke, and of the first that comes later.
+  absl::Status WaitError(int rank, const Call& call);
+  absl::Status LateError(int rank, const Call& call);
+  // This group, or for a pair its parent, is broken.
+  bool IsBroken() const;
+
+  // The shared state of the pair of group ranks `low` < `high`, made on first use.
+  std::shared_ptr<InProcessGroup> PairOf(int low, int high);
+
+ private:
+  struct Breakage {
+    absl::StatusCode code = absl::StatusCode::kInternal;
+    std::string what = {};
+    std::vector<RankFinding> findings = {};  // in the numbering of the outer group
+    absl::Duration elapsed = absl::ZeroDuration();
+    absl::Duration limit = absl::ZeroDuration();
+    absl::Status aborted_by = {};  // set when a rank gave up
+  };
+
+  int OuterRank(int rank) const { return members_.empty() ? rank : members_[rank]; }
+  ErrorContext Context(int rank, const Call& call) const;
+  std::string LastCall(int rank) const;
+  std::vector<RankFinding> DescribeAbsent(uint32_t phase, absl::string_view state) const;
+  absl::Status Describe(int rank, const Call& call, const Breakage& breakage) const;
+  std::vector<std::shared_ptr<InProcessGroup>> Pairs();
+
+  const Group group_;
+  const int64_t epoch_;
+  const int64_t spin_ns_;
+  const int64_t eager_bytes_;
+  InProcessGroup* const parent_;
+  const std::vector<int> members_;
+  Rendezvous rendezvous_;
+  Posted posted_[2];
+  std::vector<std::unique_ptr<std::byte[]>> eager_[2];
+  std::vector<std::atomic<uint64_t>> last_calls_;
+  std::vector<std::atomic<bool>> departed_;
+  std::atomic<int> num_departed_{0};
+  absl::Mutex mutex_;
+  std::optional<Breakage> breakage_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<int, int>, std::shared_ptr<InProcessGroup>> pairs_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel::comm
+
+#endif  // EVENKEEL_COMM_IN_PROCESS_GROUP_H_

@@ -1,0 +1,122 @@
+#include "evenkeel/comm/rendezvous.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace evenkeel::comm {
+namespace {
+
+// Sleeps while *word == expected, until `until_ns` at most (never, when negative). Spurious returns are fine.
+void FutexWait(std::atomic<uint32_t>* word, uint32_t expected, int64_t until_ns) {
+  timespec until = {static_cast<time_t>(until_ns / 1000000000), static_cast<long>(until_ns % 1000000000)};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_BITSET_PRIVATE, expected,
+          until_ns < 0 ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+}
+
+void FutexWakeAll(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+int64_t MonotonicNs() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+}
+
+void Rendezvous::WakeAll() {
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) FutexWakeAll(&word_);
+}
+
+void Rendezvous::Arrive(int rank, uint32_t phase, bool unbreakable) {
+  arrived_phase_[rank].store(phase + 1, std::memory_order_seq_cst);
+  const uint64_t before = arrivals_.fetch_add(1, std::memory_order_seq_cst);
+  if ((before + 1) % static_cast<uint64_t>(size_) != 0) return;
+  uint32_t seen = word_.load(std::memory_order_seq_cst);
+  do {
+    if ((seen & 1u) != 0 && !unbreakable) return;
+  } while (!word_.compare_exchange_weak(seen, seen + 2, std::memory_order_seq_cst));
+  WakeAll();
+}
+
+bool Rendezvous::IsOver(uint32_t phase, Outcome* outcome) const {
+  const int64_t spin_until = spin_ns_ > 0 ? MonotonicNs() + spin_ns_ : 0;
+  while (true) {
+    // A look at the clock every so many looks at the word.
+    for (int look = 0; look < (spin_ns_ > 0 ? 64 : 1); ++look) {
+      const uint32_t seen = word_.load(std::memory_order_seq_cst);
+      if (!PhaseIs(seen, phase) || (seen & 1u) != 0) {
+        *outcome = PhaseIs(seen, phase) ? Outcome::kBroken : Outcome::kComplete;
+        return true;
+      }
+      if (spin_ns_ > 0) Pause();
+    }
+    if (spin_ns_ == 0 || MonotonicNs() >= spin_until) return false;
+  }
+}
+
+Rendezvous::Outcome Rendezvous::Wait(uint32_t phase, int64_t until_ns) {
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  Outcome outcome = Outcome::kTimeout;
+  while (true) {
+    const uint32_t seen = word_.load(std::memory_order_seq_cst);
+    if (!PhaseIs(seen, phase)) {
+      outcome = Outcome::kComplete;
+      break;
+    }
+    if ((seen & 1u) != 0) {
+      outcome = Outcome::kBroken;
+      break;
+    }
+    if (MonotonicNs() >= until_ns) break;
+    FutexWait(&word_, seen, until_ns);
+  }
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  return outcome;
+}
+
+void Rendezvous::WaitUnbreakable(uint32_t phase) {
+  Outcome outcome = Outcome::kTimeout;
+  if (IsOver(phase, &outcome) && outcome == Outcome::kComplete) return;
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  for (uint32_t seen = word_.load(std::memory_order_seq_cst); PhaseIs(seen, phase);
+       seen = word_.load(std::memory_order_seq_cst)) {
+    FutexWait(&word_, seen, -1);
+  }
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+bool Rendezvous::BreakPhase(uint32_t phase) {
+  uint32_t seen = (phase & 0x7fffffffu) << 1;
+  if (!word_.compare_exchange_strong(seen, seen | 1u, std::memory_order_seq_cst)) return false;
+  WakeAll();
+  return true;
+}
+
+bool Rendezvous::Break() {
+  const uint32_t seen = word_.fetch_or(1u, std::memory_order_seq_cst);
+  if ((seen & 1u) != 0) return false;
+  WakeAll();
+  return true;
+}
+
+std::vector<int> Rendezvous::Absent(uint32_t phase) const {
+  std::vector<int> absent;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (phases_of(rank) <= phase) absent.push_back(rank);
+  }
+  return absent;
+}
+
+}  // namespace evenkeel::comm

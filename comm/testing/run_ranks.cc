@@ -1,0 +1,40 @@
+#include "evenkeel/comm/testing/run_ranks.h"
+
+#include <numeric>
+#include <thread>
+
+namespace evenkeel::comm {
+
+Group WorldGroup(int size) {
+  Group group{.axis = Axis::kWorld, .name = "world", .ranks = std::vector<int>(size)};
+  std::iota(group.ranks.begin(), group.ranks.end(), 0);
+  return group;
+}
+
+std::vector<absl::Status> RunRanks(InProcessWorld& world, const std::function<absl::Status(Backend&)>& body) {
+  world.AdmitAll();
+  std::vector<absl::Status> statuses(world.size());
+  std::vector<std::thread> threads;
+  threads.reserve(world.size());
+  for (int rank = 0; rank < world.size(); ++rank) {
+    threads.emplace_back([&world, &body, &statuses, rank] {
+      world.EnterRank(rank);
+      statuses[rank] = body(world.backend(rank));
+      world.LeaveRank(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+absl::Status FirstFailure(const std::vector<absl::Status>& statuses) {
+  absl::Status echo;
+  for (const absl::Status& status : statuses) {
+    if (status.ok()) continue;
+    if (status.code() != absl::StatusCode::kAborted) return status;
+    if (echo.ok()) echo = status;
+  }
+  return echo;
+}
+
+}  // namespace evenkeel::comm
