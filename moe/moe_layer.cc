@@ -1,0 +1,325 @@
+#include "evenkeel/moe/moe_layer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/moe/dispatch_plan.h"
+#include "evenkeel/moe/order_executor.h"
+#include "evenkeel/moe/order_schedule.h"
+#include "evenkeel/moe/order_types.h"
+#include "evenkeel/moe/ragged_plan.h"
+#include "evenkeel/moe/row_maps.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/tensor/tensor.h"
+
+namespace evenkeel::moe {
+
+// What lies between a forward and its backward.
+struct MoeTapeState {
+  RoutingDecision decision;
+  RouterStep step;
+  RouterInput router_input;
+  RowMaps maps;
+  Schedules schedules;
+  IndexPool indices;
+  OrderTraffic forward_traffic;
+  OrderTraffic backward_traffic;
+  OrderMemory memory;
+  std::vector<std::pair<int, Tensor>> carried;  // by number in the backward schedule
+  std::vector<float> route_gradient;            // [s, k]
+  bool ready = false;
+};
+
+MoeTape::MoeTape() : state_(std::make_unique<MoeTapeState>()) {}
+MoeTape::MoeTape(MoeTape&&) noexcept = default;
+MoeTape& MoeTape::operator=(MoeTape&&) noexcept = default;
+MoeTape::~MoeTape() = default;
+const RoutingDecision& MoeTape::decision() const { return state_->decision; }
+const OrderTraffic& MoeTape::forward_traffic() const { return state_->forward_traffic; }
+const OrderTraffic& MoeTape::backward_traffic() const { return state_->backward_traffic; }
+const OrderMemory& MoeTape::memory() const { return state_->memory; }
+
+namespace {
+
+int SizeOfGroup(const comm::Communicator* group) { return group == nullptr ? 1 : group->size(); }
+
+bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
+
+// The layout that groups and order agree on, or what does not fit.
+absl::StatusOr<ExpertLayout> LayoutOf(const Order& order, int tp, int expert_tp) {
+  if (expert_tp != 1 && expert_tp != tp) {
+    return absl::InvalidArgumentError(absl::StrCat("expert_tp is ", expert_tp, ", wants 1 or tp = ", tp));
+  }
+  if (tp > 1) return expert_tp == tp ? ExpertLayout::kTensorParallel : ExpertLayout::kWhole;
+  return order.expert_layout == ExpertLayout::kAny ? ExpertLayout::kTensorParallel : order.expert_layout;
+}
+
+absl::Status CheckConfig(const MoeConfig& config, int tp, int ep, int expert_tp) {
+  EK_RETURN_IF_ERROR(config.router.Validate());
+  if (config.dtype != DType::kF32 && config.dtype != DType::kF64 && config.dtype != DType::kBF16) {
+    return absl::InvalidArgumentError(absl::StrCat("moe dtype ", DTypeName(config.dtype), " is not f32, f64 or bf16"));
+  }
+  if (config.router.experts % ep != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(config.router.experts, " experts are not divisible by ep ", ep));
+  }
+  if (config.ffn < 1 || config.ffn % expert_tp != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ffn ", config.ffn, " is not a positive multiple of the expert TP size ", expert_tp));
+  }
+  if (expert_tp > 1 && tp != expert_tp) return absl::InvalidArgumentError("expert TP without TP");
+  return absl::OkStatus();
+}
+
+absl::Status CheckRows(const char* name, const ConstTensorView& view, DType dtype, int64_t rows, int64_t hidden) {
+  if (view.dtype() == dtype && view.shape() == Shape({rows, hidden})) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("moe: ", name, " is ", DTypeName(view.dtype()), " ",
+                                                 view.shape().ToString(), ", wants ", DTypeName(dtype), " [", rows,
+                                                 ", ", hidden, "]"));
+}
+
+class MoeLayerImpl final : public MoeLayer {
+ public:
+  MoeLayerImpl(MoeConfig config, TypedOrder order, const MoeGroups& groups, std::unique_ptr<Router> router,
+               Device* device)
+      : config_(std::move(config)),
+        order_(std::move(order)),
+        groups_(groups),
+        router_(std::move(router)),
+        device_(device) {
+    const bool sliced = order_.layout == ExpertLayout::kTensorParallel;
+    experts_ = {.local_experts = config_.router.experts / ep_size(),
+                .hidden = config_.router.hidden,
+                .ffn = sliced ? config_.ffn / tp_size() : config_.ffn,
+                .activation = config_.activation,
+                .bias = config_.bias,
+                .adds_output_bias = !sliced || lane() == 0,
+                .dtype = config_.dtype};
+    dispatches_own_tokens_ = std::any_of(order_.forward.begin(), order_.forward.end(), [](const TypedStep& typed) {
+      return typed.step.kind == StepKind::kDispatch && IsVarying(typed.before.tp);
+    });
+  }
+
+  const TypedOrder& order() const override { return order_; }
+  const MoeConfig& config() const override { return config_; }
+  const ExpertShape& expert_shape() const override { return experts_; }
+  void SetObserver(std::function<void(const MoeTap&)> observer) override { observer_ = std::move(observer); }
+
+  absl::Status Forward(const MoeWeights& weights, ConstTensorView x, TensorView y, const MoeCall& call, MoeTape* tape,
+                       Stream& stream) override {
+    MoeTapeState& state = tape->state();
+    state = MoeTapeState();
+    EK_RETURN_IF_ERROR(CheckTokens(x, y));
+    state.step = call.step;
+    state.router_input = {.x = x,
+                          .gate = weights.router,
+                          .selection_bias = call.selection_bias,
+                          .token_mask = call.token_mask,
+                          .replay = call.replay};
+    EK_ASSIGN_OR_RETURN(state.decision, router_->Route(state.router_input, call.step, stream));
+    EK_RETURN_IF_ERROR(Plan(x.shape().dim(0), &state, stream));
+
+    OrderExecutor executor(Input(order_.forward, state.schedules.forward, weights, &state, false), device_,
+                           &state.indices, &stream);
+    EK_RETURN_IF_ERROR(executor.Run(x, y));
+    for (const auto& pair : state.schedules.carried) {
+      if (pair.first > kOutputBuffer) state.carried.push_back({pair.second, executor.Take(pair.first)});
+    }
+    state.ready = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const MoeWeights& weights, MoeTape& tape, ConstTensorView dy, TensorView dx,
+                        const MoeGradients& gradients, Stream& stream, float loss_scale) override {
+    MoeTapeState& state = tape.state();
+    if (!state.ready) return absl::FailedPreconditionError("moe: backward without a forward, or a second one");
+    state.ready = false;
+    EK_RETURN_IF_ERROR(CheckTokens(dy, dx));
+    state.route_gradient.assign(state.decision.num_routes(), 0.0f);
+
+    ExecutorInput input = Input(order_.backward, state.schedules.backward, weights, &state, true);
+    input.gradients = gradients.experts;
+    OrderExecutor executor(std::move(input), device_, &state.indices, &stream);
+    for (auto& carried : state.carried) executor.Give(carried.first, std::move(carried.second));
+    state.carried.clear();
+    EK_RETURN_IF_ERROR(executor.Run(dy, dx));
+
+    EK_RETURN_IF_ERROR(CompleteRouteGradient(&state, stream));
+    const RouterLossGradients losses = {.balance = config_.balance_coefficient * loss_scale,
+                                        .z = config_.z_coefficient * loss_scale};
+    state.router_input.gate = weights.router;
+    const ConstTensorView dweight(state.route_gradient.data(), DType::kF32,
+                                  Shape({state.decision.num_tokens, state.decision.top_k}));
+    return router_->Backward(state.router_input, state.step, state.decision, dweight, losses, dx, gradients.router,
+                             stream);
+  }
+
+ private:
+  int tp_size() const { return SizeOfGroup(groups_.tp); }
+  int ep_size() const { return SizeOfGroup(groups_.ep); }
+  int lane() const { return groups_.tp == nullptr ? 0 : groups_.tp->rank(); }
+  comm::Communicator* control_tp() const { return groups_.control_tp != nullptr ? groups_.control_tp : groups_.tp; }
+  comm::Communicator* control_ep() const { return groups_.control_ep != nullptr ? groups_.control_ep : groups_.ep; }
+
+  absl::Status CheckTokens(const ConstTensorView& in, const TensorView& out) const {
+    if (in.shape().rank() != 2) return CheckRows("tokens", in, config_.dtype, -1, config_.router.hidden);
+    EK_RETURN_IF_ERROR(CheckRows("input", in, config_.dtype, in.shape().dim(0), config_.router.hidden));
+    return CheckRows("output", out, config_.dtype, in.shape().dim(0), config_.router.hidden);
+  }
+
+  // Everything that follows from the decision: row maps, schedules, predictions.
+  absl::Status Plan(int64_t tokens, MoeTapeState* state, Stream& stream) {
+    const RoutingDecision& decision = state->decision;
+    RowMaps& maps = state->maps;
+    maps.sizes = {.tokens = tokens,
+                  .hidden = config_.router.hidden,
+                  .experts = config_.router.experts,
+                  .top_k = decision.top_k,
+                  .capacity = decision.capacity,
+                  .ffn = config_.ffn,
+                  .gated = experts_.gated(),
+                  .dtype = config_.dtype,
+                  .tp = tp_size(),
+                  .ep = ep_size(),
+                  .lane = lane(),
+                  .slot_classes = decision.slot_classes};
+    maps.ragged = order_.is_ragged();
+    if (maps.ragged) {
+      EK_RETURN_IF_ERROR(PlanRagged(decision, &maps, stream));
+    } else {
+      EK_ASSIGN_OR_RETURN(maps.padded, BuildDispatchPlan(decision));
+    }
+    EK_RETURN_IF_ERROR(CheckOrderSizes(order_, maps.sizes));
+    state->schedules = BuildSchedules(order_, maps.sizes);
+    state->forward_traffic = ComputeTraffic(order_, maps.sizes, false);
+    state->backward_traffic = ComputeTraffic(order_, maps.sizes, true);
+    state->memory = state->schedules.memory();
+    return absl::OkStatus();
+  }
+
+  // Exchanges the row counts, then plans with them.
+  absl::Status PlanRagged(const RoutingDecision& decision, RowMaps* maps, Stream& stream) {
+    const RaggedSender sender = {.ep_size = ep_size(),
+                                 .tp_size = dispatches_own_tokens_ ? tp_size() : 1,
+                                 .lane = dispatches_own_tokens_ ? lane() : 0};
+    EK_ASSIGN_OR_RETURN(maps->send, BuildRaggedSendPlan(decision, sender));
+    std::vector<int64_t> received = maps->send.segments;
+    if (ep_size() > 1) {
+      const Shape shape({static_cast<int64_t>(received.size())});
+      EK_RETURN_IF_ERROR(control_ep()->AllToAll(ConstTensorView(maps->send.segments.data(), DType::kI64, shape),
+                                                TensorView(received.data(), DType::kI64, shape), stream));
+      EK_RETURN_IF_ERROR(stream.Synchronize());
+    }
+    EK_ASSIGN_OR_RETURN(maps->receive, BuildRaggedReceivePlan(Receiver(decision, sender), sender.lane, received));
+    const auto sum = [](const std::vector<int64_t>& counts) {
+      return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    };
+    const int me = groups_.ep == nullptr ? 0 : groups_.ep->rank();
+    RaggedRows rows;
+    rows.sent = maps->send.num_rows();
+    rows.sent_remote = rows.sent - maps->send.rows_to[me];
+    rows.arrived = sum(maps->receive.rows_from);
+    rows.arrived_remote = rows.arrived - maps->receive.rows_from[me];
+    rows.gathered = maps->receive.num_rows();
+    for (int lane = 0; lane < sender.lane && lane < static_cast<int>(maps->receive.rows_of_lane.size()); ++lane) {
+      rows.gathered_before += maps->receive.rows_of_lane[lane];
+    }
+    maps->sizes.rows = rows;
+    return absl::OkStatus();
+  }
+
+  RaggedReceiver Receiver(const RoutingDecision& decision, const RaggedSender& sender) const {
+    RaggedReceiver receiver = {
+        .tp_size = sender.tp_size,
+        .local_experts = static_cast<int>(experts_.local_experts),
+        .slot_classes = decision.slot_classes,
+        .capacity = decision.capacity,
+        .source_lane = {},
+        .source_replica = {},
+        .gathers_over_tp = dispatches_own_tokens_ && tp_size() > 1 && order_.layout == ExpertLayout::kTensorParallel};
+    for (int source = 0; source < ep_size(); ++source) {
+      // With whole experts the EP group is consecutive ranks, and lanes are the fastest coordinate of a rank.
+      const bool spans_lanes = order_.layout == ExpertLayout::kWhole && ep_size() > 1 && sender.tp_size > 1;
+      const int rank = spans_lanes ? groups_.ep->group().ranks[source] : 0;
+      const int first = spans_lanes ? groups_.ep->group().ranks[0] / sender.tp_size : 0;
+      receiver.source_lane.push_back(spans_lanes ? rank % sender.tp_size : sender.lane);
+      receiver.source_replica.push_back(spans_lanes ? rank / sender.tp_size - first : source);
+    }
+    return receiver;
+  }
+
+  ExecutorInput Input(const std::vector<TypedStep>& program, const Schedule& schedule, const MoeWeights& weights,
+                      MoeTapeState* state, bool backward) {
+    ExecutorInput input;
+    input.program = &program;
+    input.schedule = &schedule;
+    input.maps = &state->maps;
+    input.tp = groups_.tp;
+    input.ep = groups_.ep;
+    input.experts = experts_;
+    input.weights = weights.experts;
+    const Shape routes({state->decision.num_routes()});
+    input.route_weights = ConstTensorView(state->decision.weight.data(), DType::kF32, routes);
+    if (backward) input.route_weight_gradient = TensorView(state->route_gradient.data(), DType::kF32, routes);
+    if (observer_) {
+      input.observer = [this, &program, backward](int step, ConstTensorView value) {
+        const std::string name = StepName(program[step].step);
+        observer_({.backward = backward, .index = step, .name = name, .value = value});
+      };
+    }
+    return input;
+  }
+
+  // The route weights' gradient lies as combine's rows do; the router needs all of it on every lane.
+  absl::Status CompleteRouteGradient(MoeTapeState* state, Stream& stream) {
+    const AxisType type = order_.combine_input();
+    if (tp_size() == 1 || type.placement == Placement::kInvariant) return absl::OkStatus();
+    const RoutingDecision& decision = state->decision;
+    const TensorView all(state->route_gradient.data(), DType::kF32, Shape({decision.num_routes()}));
+    if (!IsVarying(type) || type.dim == Dim::kSlots) {
+      return control_tp()->AllReduce(all, all, comm::ReduceOp::kSum, stream);
+    }
+    std::vector<int64_t> counts;
+    for (int lane = 0; lane < tp_size(); ++lane) {
+      counts.push_back(OwnTokens(decision.num_tokens, tp_size(), lane).size() * decision.top_k);
+    }
+    const TokenRange own = OwnTokens(decision.num_tokens, tp_size(), lane());
+    return control_tp()->AllGatherV(all.Rows(own.begin * decision.top_k, own.size() * decision.top_k), all, counts,
+                                    stream);
+  }
+
+  const MoeConfig config_;
+  const TypedOrder order_;
+  const MoeGroups groups_;
+  const std::unique_ptr<Router> router_;
+  Device* const device_;
+  ExpertShape experts_;
+  bool dispatches_own_tokens_ = false;
+  std::function<void(const MoeTap&)> observer_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MoeLayer>> MoeLayer::Create(const MoeConfig& config, const Order& order,
+                                                           const MoeGroups& groups, Device* device) {
+  const int tp = SizeOfGroup(groups.tp), ep = SizeOfGroup(groups.ep);
+  EK_RETURN_IF_ERROR(CheckConfig(config, tp, ep, groups.expert_tp));
+  EK_ASSIGN_OR_RETURN(const ExpertLayout layout, LayoutOf(order, tp, groups.expert_tp));
+  EK_ASSIGN_OR_RETURN(TypedOrder typed, CheckOrder(order, layout));
+  MoeConfig own = config;
+  if (!typed.is_ragged() && own.router.capacity.mode == CapacityMode::kDropless) {
+    // Padded buffers that drop nothing are as wide as the fullest expert needs.
+    own.router.capacity.mode = CapacityMode::kNoDrop;
+  }
+  const RouterGroups router_groups = {.tp = groups.control_tp != nullptr ? groups.control_tp : groups.tp,
+                                      .ep = groups.control_ep != nullptr ? groups.control_ep : groups.ep,
+                                      .tp_size = tp};
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Router> router, CreateRouter(own.router, router_groups, device));
+  return std::unique_ptr<MoeLayer>(
+      std::make_unique<MoeLayerImpl>(std::move(own), std::move(typed), groups, std::move(router), device));
+}
+
+}  // namespace evenkeel::moe

@@ -1,0 +1,222 @@
+#include "evenkeel/moe/order_executor.h"
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/moe/ragged_plan.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/rows.h"
+
+namespace evenkeel::moe {
+namespace {
+
+bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
+
+}  // namespace
+
+IndexPool::Index IndexPool::Get(const std::string& key, const std::function<std::vector<int32_t>()>& make) {
+  Index& list = lists_[key];
+  if (list == nullptr) list = std::make_shared<const std::vector<int32_t>>(make());
+  return list;
+}
+
+void OrderExecutor::Give(int buffer, Tensor tensor) {
+  if (buffers_.empty()) buffers_.resize(in_.schedule->buffers.size());
+  buffers_[buffer] = std::move(tensor);
+}
+
+absl::Status OrderExecutor::Run(ConstTensorView input, TensorView output) {
+  buffers_.resize(in_.schedule->buffers.size());
+  input_ = input;
+  output_ = output;
+  const absl::Status status = RunAll();
+  // Queued work may still use the buffers that are about to go.
+  if (!status.ok() && !stream_.is_inline()) stream_.Synchronize().IgnoreError();
+  return status;
+}
+
+absl::Status OrderExecutor::RunAll() {
+  for (const Action& action : in_.schedule->actions) {
+    for (int buffer : action.allocate) EK_RETURN_IF_ERROR(Allocate(buffer));
+    EK_RETURN_IF_ERROR(RunAction(action));
+    if (action.ends_step && in_.observer) in_.observer(action.step, Read(action.out));
+    for (int buffer : action.release) EK_RETURN_IF_ERROR(Release(buffer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OrderExecutor::Allocate(int buffer) {
+  const BufferSpec& spec = in_.schedule->buffers[buffer];
+  EK_ASSIGN_OR_RETURN(buffers_[buffer], Tensor::Create(device_, spec.dtype, Shape({spec.rows, spec.columns})));
+  return absl::OkStatus();
+}
+
+absl::Status OrderExecutor::Release(int buffer) {
+  Tensor tensor = std::move(buffers_[buffer]);
+  buffers_[buffer] = Tensor();
+  if (stream_.is_inline()) return absl::OkStatus();  // `tensor` goes here
+  // On a worker stream the memory goes when the work before it is done.
+  return stream_.Launch([owned = std::move(tensor)]() mutable {
+    owned = Tensor();
+    return absl::OkStatus();
+  });
+}
+
+ConstTensorView OrderExecutor::Read(const RowsRef& ref) const {
+  if (ref.buffer == kInputBuffer) return input_.Rows(ref.first_row, ref.rows);
+  return Write(ref);
+}
+
+TensorView OrderExecutor::Write(const RowsRef& ref) const {
+  const TensorView whole = ref.buffer == kOutputBuffer ? output_ : buffers_[ref.buffer].view();
+  return whole.Rows(ref.first_row, ref.rows);
+}
+
+TensorView OrderExecutor::Work(int buffer) const { return buffer < 0 ? TensorView() : buffers_[buffer].view(); }
+
+ConstTensorView OrderExecutor::IndexView(const char* map, const ValueType& type, const RowNesting& from,
+                                         const RowNesting& to, const std::function<std::vector<int32_t>()>& make,
+                                         Shape shape) {
+  const std::string key = absl::StrCat(map, "/", TypeName(type), "/", NestingName(from), "/", NestingName(to));
+  const IndexPool::Index index = indices_->Get(key, make);
+  return ConstTensorView(index->data(), DType::kI32, std::move(shape));
+}
+
+absl::Status OrderExecutor::RunAction(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kNothing:
+      return absl::OkStatus();
+    case ActionKind::kDispatch:
+      return Dispatch(action);
+    case ActionKind::kDispatchTransposed:
+      return DispatchTransposed(action);
+    case ActionKind::kCombine:
+      return Combine(action);
+    case ActionKind::kCombineTransposed:
+      return CombineTransposed(action);
+    case ActionKind::kPermute:
+      return Permute(action);
+    case ActionKind::kExperts:
+    case ActionKind::kExpertsTransposed:
+      return Experts(action);
+    case ActionKind::kAllGather:
+      return Gather(action);
+    case ActionKind::kAllReduce:
+      return in_.tp->AllReduce(Read(action.in), Write(action.out), comm::ReduceOp::kSum, stream_);
+    case ActionKind::kReduceScatter:
+      return ReduceScatter(action);
+    case ActionKind::kExchange:
+      return Exchange(action);
+    case ActionKind::kCopy:
+      return stream_.Copy(Write(action.out).raw(), Read(action.in).raw(), Read(action.in).num_bytes());
+  }
+  return absl::InternalError("unknown action");
+}
+
+absl::Status OrderExecutor::Dispatch(const Action& action) {
+  const RowsRef& rows = action.out;
+  const ConstTensorView tokens = IndexView(
+      "token_of_row", rows.type, {}, rows.nesting, [&] { return in_.maps->TokenOfRow(rows.type, rows.nesting); },
+      Shape({rows.rows}));
+  return GatherRows(Read(action.in), tokens, Write(rows), stream_);
+}
+
+absl::Status OrderExecutor::DispatchTransposed(const Action& action) {
+  const RowsRef& rows = action.in;
+  const ConstTensorView routes = IndexView(
+      "row_of_route", rows.type, {}, rows.nesting, [&] { return in_.maps->RowOfRoute(rows.type, rows.nesting); },
+      Shape({action.out.rows, in_.maps->sizes.top_k}));
+  return GatherSumRows(Read(rows), routes, Write(action.out), stream_);
+}
+
+std::pair<int64_t, int64_t> OrderExecutor::RouteWindow(const ValueType& rows) const {
+  const OrderSizes& sizes = in_.maps->sizes;
+  if (!IsVarying(rows.tp) || rows.form == Dim::kSlots) return {0, sizes.tokens};
+  const TokenRange own = OwnTokens(sizes.tokens, sizes.tp, sizes.lane);
+  return {own.begin, own.size()};
+}
+
+absl::Status OrderExecutor::Combine(const Action& action) {
+  const RowsRef& rows = action.in;
+  const int64_t k = in_.maps->sizes.top_k;
+  const auto [first, tokens] = RouteWindow(rows.type);
+  const ConstTensorView routes = IndexView(
+      "row_of_route", rows.type, {}, rows.nesting, [&] { return in_.maps->RowOfRoute(rows.type, rows.nesting); },
+      Shape({tokens, k}));
+  const ConstTensorView weights = in_.route_weights.Rows(first * k, tokens * k).Reshaped(Shape({tokens, k}));
+  return CombineRows(Read(rows), routes, weights, Write(action.out), stream_);
+}
+
+absl::Status OrderExecutor::CombineTransposed(const Action& action) {
+  const RowsRef& rows = action.saved_rows;
+  const int64_t k = in_.maps->sizes.top_k;
+  const auto [first, tokens] = RouteWindow(rows.type);
+  const ConstTensorView routes = IndexView(
+      "row_of_route", rows.type, {}, rows.nesting, [&] { return in_.maps->RowOfRoute(rows.type, rows.nesting); },
+      Shape({tokens, k}));
+  const Shape window({tokens, k});
+  return CombineRowsBackward(Read(rows), routes, in_.route_weights.Rows(first * k, tokens * k).Reshaped(window),
+                             Read(action.in), Write(action.out),
+                             in_.route_weight_gradient.Rows(first * k, tokens * k).Reshaped(window), stream_);
+}
+
+absl::Status OrderExecutor::Permute(const Action& action) {
+  const RowsRef &from = action.in, &to = action.out;
+  const ConstTensorView index = IndexView(
+      "permute", from.type, from.nesting, to.nesting,
+      [&] { return in_.maps->Permutation(from.type, from.nesting, to.nesting); }, Shape({to.rows}));
+  return GatherRows(Read(from), index, Write(to), stream_);
+}
+
+absl::Status OrderExecutor::Experts(const Action& action) {
+  const ExpertWork work = {.pre = Work(action.pre),
+                           .gate = Work(action.gate),
+                           .hidden = Work(action.hidden),
+                           .dpre = Work(action.dpre),
+                           .dgate = Work(action.dgate)};
+  const std::vector<int64_t> counts = in_.maps->RowsOfExpert(action.in.type);
+  if (action.kind == ActionKind::kExperts) {
+    return ExpertsForward(in_.experts, in_.weights, Read(action.in), counts, work, Write(action.out), stream_);
+  }
+  return ExpertsBackward(in_.experts, in_.weights, Read(action.saved_rows), counts, in_.maps->Positions(), work,
+                         Read(action.in), Write(action.out), in_.gradients, stream_);
+}
+
+std::vector<int64_t> OrderExecutor::LaneCounts(const ValueType& type) const {
+  const OrderSizes& sizes = in_.maps->sizes;
+  std::vector<int64_t> counts(sizes.tp, 0);
+  if (type.form == Dim::kTokens) {
+    for (int lane = 0; lane < sizes.tp; ++lane) counts[lane] = OwnTokens(sizes.tokens, sizes.tp, lane).size();
+  } else {
+    counts = in_.maps->receive.rows_of_lane;
+  }
+  for (int64_t& count : counts) count *= sizes.hidden;
+  return counts;
+}
+
+absl::Status OrderExecutor::Gather(const Action& action) {
+  const ValueType& type = action.in.type;
+  const bool even =
+      type.form == Dim::kSlots || (type.form == Dim::kTokens && in_.maps->sizes.tokens % in_.maps->sizes.tp == 0);
+  if (even) return in_.tp->AllGather(Read(action.in), Write(action.out), stream_);
+  return in_.tp->AllGatherV(Read(action.in), Write(action.out), LaneCounts(type), stream_);
+}
+
+absl::Status OrderExecutor::ReduceScatter(const Action& action) {
+  const ValueType& type = action.in.type;
+  const bool even =
+      type.form == Dim::kSlots || (type.form == Dim::kTokens && in_.maps->sizes.tokens % in_.maps->sizes.tp == 0);
+  constexpr comm::ReduceOp kSum = comm::ReduceOp::kSum;
+  if (even) return in_.tp->ReduceScatter(Read(action.in), Write(action.out), kSum, stream_);
+  return in_.tp->ReduceScatterV(Read(action.in), Write(action.out), LaneCounts(type), kSum, stream_);
+}
+
+absl::Status OrderExecutor::Exchange(const Action& action) {
+  if (action.in.type.form == Dim::kSlots) return in_.ep->AllToAll(Read(action.in), Write(action.out), stream_);
+  std::vector<int64_t> sent = in_.maps->send.rows_to;
+  std::vector<int64_t> received = in_.maps->receive.rows_from;
+  if (action.in.type.ep.dim == Dim::kExperts) std::swap(sent, received);
+  for (int64_t& count : sent) count *= in_.maps->sizes.hidden;
+  for (int64_t& count : received) count *= in_.maps->sizes.hidden;
+  return in_.ep->AllToAllV(Read(action.in), sent, Write(action.out), received, stream_);
+}
+
+}  // namespace evenkeel::moe

@@ -1,0 +1,106 @@
+// Walks a schedule: allocates, runs one action after the other, frees. Nothing here knows an order's name.
+//
+//   OrderExecutor executor({.program = typed.forward, .schedule = schedules.forward, ...}, device, stream);
+//   EK_RETURN_IF_ERROR(executor.Run(x, y));
+#ifndef EVENKEEL_MOE_ORDER_EXECUTOR_H_
+#define EVENKEEL_MOE_ORDER_EXECUTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/moe/experts.h"
+#include "evenkeel/moe/order.h"
+#include "evenkeel/moe/order_schedule.h"
+#include "evenkeel/moe/row_maps.h"
+#include "evenkeel/runtime/device/device.h"
+#include "evenkeel/runtime/tensor/tensor.h"
+#include "evenkeel/runtime/tensor/tensor_view.h"
+
+namespace evenkeel::moe {
+
+// Index lists on the heap, so that queued work may read them as long as the tape lives.
+class IndexPool {
+ public:
+  using Index = std::shared_ptr<const std::vector<int32_t>>;
+  // The list of that key, made once.
+  Index Get(const std::string& key, const std::function<std::vector<int32_t>()>& make);
+
+ private:
+  std::map<std::string, Index> lists_;
+};
+
+// What a run is given. Everything outlives the queued work.
+struct ExecutorInput {
+  const std::vector<TypedStep>* program = nullptr;
+  const Schedule* schedule = nullptr;
+  const RowMaps* maps = nullptr;
+  comm::Communicator* tp = nullptr;  // null: group of one
+  comm::Communicator* ep = nullptr;
+  ExpertShape experts;
+  ExpertWeights weights;
+  ExpertGradients gradients;         // backward only
+  ConstTensorView route_weights;     // [routes] f32, of all tokens
+  TensorView route_weight_gradient;  // [routes] f32, zeroed; backward only
+  // Called after each step with the program's index and the value.
+  std::function<void(int step, ConstTensorView value)> observer;
+};
+
+// One run of one direction. Not thread-safe.
+class OrderExecutor {
+ public:
+  OrderExecutor(ExecutorInput input, Device* device, IndexPool* indices, Stream* stream)
+      : in_(std::move(input)), device_(device), indices_(indices), stream_(*stream) {}
+
+  // Hands a buffer of the schedule in (the backward's tape), or takes one out after Run (the forward's).
+  void Give(int buffer, Tensor tensor);
+  Tensor Take(int buffer) { return std::move(buffers_[buffer]); }
+
+  // Runs all actions on the caller's input and output. On an error, waits for what was queued.
+  absl::Status Run(ConstTensorView input, TensorView output);
+
+ private:
+  absl::Status RunAll();
+  absl::Status RunAction(const Action& action);
+  absl::Status Allocate(int buffer);
+  absl::Status Release(int buffer);
+
+  absl::Status Dispatch(const Action& action);
+  absl::Status DispatchTransposed(const Action& action);
+  absl::Status Combine(const Action& action);
+  absl::Status CombineTransposed(const Action& action);
+  absl::Status Permute(const Action& action);
+  absl::Status Experts(const Action& action);
+  absl::Status Gather(const Action& action);
+  absl::Status ReduceScatter(const Action& action);
+  absl::Status Exchange(const Action& action);
+
+  ConstTensorView Read(const RowsRef& ref) const;
+  TensorView Write(const RowsRef& ref) const;
+  TensorView Work(int buffer) const;
+  // Elements that each lane has of a value, where lanes may differ.
+  std::vector<int64_t> LaneCounts(const ValueType& type) const;
+  // Routes [first, first + tokens) of combine's own tokens: a window of a per-route array.
+  std::pair<int64_t, int64_t> RouteWindow(const ValueType& rows) const;
+  ConstTensorView IndexView(const char* map, const ValueType& type, const RowNesting& from, const RowNesting& to,
+                            const std::function<std::vector<int32_t>()>& make, Shape shape);
+
+  ExecutorInput in_;
+  Device* device_;
+  IndexPool* indices_;
+  Stream& stream_;
+  std::vector<Tensor> buffers_;
+  ConstTensorView input_;
+  TensorView output_;
+};
+
+}  // namespace evenkeel::moe
+
+#endif  // EVENKEEL_MOE_ORDER_EXECUTOR_H_
