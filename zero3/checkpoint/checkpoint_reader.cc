@@ -137,27 +137,37 @@ absl::Status CheckpointReader::Read(const CheckpointPiece& wanted) const {
   return absl::OkStatus();
 }
 
-std::vector<std::pair<std::string, std::string>> CheckpointReader::Tensors() const {
-  std::vector<std::pair<std::string, std::string>> tensors;
-  for (const auto& [key, sources] : sources_) tensors.push_back(key);
+std::vector<CheckpointReader::StoredTensor> CheckpointReader::Tensors() const {
+  std::vector<StoredTensor> tensors;
+  for (const auto& [key, sources] : sources_) {
+    StoredTensor tensor;
+    tensor.parameter = parameters_.at(key.first);
+    tensor.state = key.second;
+    const absl::StatusOr<DType> dtype = ParseDType(sources.front().proto->dtype());
+    EK_CHECK_OK(dtype);  // checked by ValidateManifest
+    tensor.dtype = *dtype;
+    for (const Source& source : sources) tensor.bytes += PieceBytes(*source.proto);
+    tensor.pieces = static_cast<int>(sources.size());
+    tensors.push_back(std::move(tensor));
+  }
   return tensors;
 }
 
 absl::StatusOr<uint64_t> CheckpointReader::StateDigest() const {
   uint64_t digest = Digest64(absl::StrCat(step()));
-  for (const auto& [key, sources] : sources_) {
-    const CheckpointParameterProto& proto = *parameters_.at(key.first);
+  for (const StoredTensor& tensor : Tensors()) {
     CheckpointPiece whole;
-    whole.parameter.name = key.first;
-    whole.parameter.global_shape.assign(proto.global_shape().begin(), proto.global_shape().end());
-    whole.state = key.second;
-    EK_ASSIGN_OR_RETURN(whole.dtype, ParseDType(sources.front().proto->dtype()));
+    whole.parameter.name = tensor.parameter->name();
+    whole.parameter.global_shape.assign(tensor.parameter->global_shape().begin(),
+                                        tensor.parameter->global_shape().end());
+    whole.state = tensor.state;
+    whole.dtype = tensor.dtype;
     whole.piece = WholePiece(whole.parameter.global_shape);
     std::string bytes(static_cast<size_t>(whole.num_bytes()), '\0');
     whole.data = bytes.data();
     EK_RETURN_IF_ERROR(Read(whole));
-    digest =
-        CombineDigests(digest, CombineDigests(Digest64(absl::StrCat(key.first, "/", key.second)), Digest64(bytes)));
+    const uint64_t name = Digest64(absl::StrCat(tensor.parameter->name(), "/", tensor.state));
+    digest = CombineDigests(digest, CombineDigests(name, Digest64(bytes)));
   }
   return digest;
 }

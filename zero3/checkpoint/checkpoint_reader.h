@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "evenkeel/runtime/base/file_system.h"
+#include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/zero3/checkpoint/manifest.pb.h"
 #include "evenkeel/zero3/checkpoint/shard_file.h"
 
@@ -43,8 +44,15 @@ class CheckpointReader {
   // state; FailedPrecondition naming both when global shape or dtype differ; DataLoss as Verify.
   absl::Status Read(const CheckpointPiece& wanted) const;
 
-  // (parameter name, state) of everything stored.
-  std::vector<std::pair<std::string, std::string>> Tensors() const;
+  struct StoredTensor {
+    const CheckpointParameterProto* parameter = nullptr;
+    std::string state;
+    DType dtype = DType::kF32;
+    int64_t bytes = 0;  // of the whole tensor
+    int pieces = 0;
+  };
+  // Everything stored, by parameter name and state.
+  std::vector<StoredTensor> Tensors() const;
 
   // A digest of all states as whole tensors: equal for checkpoints of the same state at any layout. Reads everything.
   absl::StatusOr<uint64_t> StateDigest() const;

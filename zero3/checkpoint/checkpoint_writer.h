@@ -70,7 +70,6 @@ class CheckpointWriter {
   // Rank 0's outcome, on every rank.
   absl::Status ShareOutcome(const absl::Status& outcome);
   absl::Status Commit(const std::vector<CheckpointVoteProto>& votes);
-  absl::Status RemoveOld(int64_t committed_step);
 
   FileSystem* const fs_;
   comm::Communicator* const world_;
