@@ -76,7 +76,7 @@ Matrix MatMul(const Matrix& a, const Matrix& b, const Rounding& rounding) {
   Accumulate(a.value.data(), b.value.data(), a.rows, a.cols, b.cols, c.value.data());
   if (!rounding.track) return c;
   c.Track();
-  const double own = rounding.SumVariance(a.cols);
+  const double own = rounding.ProductVariance(a.cols);
   Accumulate(LeftFactor(a, own).data(), Squares(b).data(), a.rows, a.cols, b.cols, c.variance.data());
   if (!b.variance.empty()) {
     Accumulate(Squares(a).data(), b.variance.data(), a.rows, a.cols, b.cols, c.variance.data());

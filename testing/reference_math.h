@@ -36,11 +36,18 @@ struct Rounding {
   bool track = false;     // without it variances stay empty and nothing is spent on them
   double arithmetic = 1;  // of each multiplication and addition
   double store = 1;       // of writing the result
+  int64_t partials = 1;   // a product's sum is written in so many parts that are then added
 
   // Variance of a sum of `depth` terms over the sum of their squares.
   double SumVariance(int64_t depth) const {
     const double reach = static_cast<double>(depth) * arithmetic;
     return reach * reach / 6;
+  }
+  // The same for a product: each of several parts, written, is at most sqrt(depth / partials) |t|_2 of its terms.
+  double ProductVariance(int64_t depth) const {
+    const double parts =
+        partials > 1 ? StoreVariance() * static_cast<double>(depth) / static_cast<double>(partials) : 0;
+    return SumVariance(depth) + parts;
   }
   // Variance of writing a value over its square.
   double StoreVariance() const { return store * store / 3; }

@@ -39,6 +39,7 @@ class Replica {
         batch_(batch),
         dense_(options.dense),
         router_(options.router),
+        split_(Split(options.dense, options.partials)),
         gradients_(*gradients) {
     for (int64_t count : tokens) depth_ += count;
     if (!options.replay.empty()) replay_ = &options.replay[0];
@@ -67,6 +68,11 @@ class Replica {
   }
 
  private:
+  static Rounding Split(Rounding rounding, int64_t partials) {
+    rounding.partials = partials;
+    return rounding;
+  }
+
   const Matrix& Parameter(const std::string& name) const { return parameters_.at(name); }
   Matrix& Gradient(const std::string& name) { return gradients_.at(name); }
   int64_t tokens() const { return static_cast<int64_t>(batch_.inputs.size()); }
@@ -109,7 +115,7 @@ class Replica {
                  &tape.context);
       }
     }
-    Matrix y = Sum(x, MatMul(tape.context, Parameter(LayerName(layer, "attention.wo")), dense_), dense_);
+    Matrix y = Sum(x, MatMul(tape.context, Parameter(LayerName(layer, "attention.wo")), split_), dense_);
     attention_.push_back(std::move(tape));
     return y;
   }
@@ -135,19 +141,19 @@ class Replica {
   }
 
   // Adds the gradient of w and returns that of x for y = x w.
-  Matrix LinearBackward(const std::string& name, const Matrix& x, const Matrix& dy) {
+  Matrix LinearBackward(const std::string& name, const Matrix& x, const Matrix& dy, const Rounding& rounding) {
     AddTransposedProduct(x, dy, depth_, dense_, &Gradient(name));
-    return MatMul(dy, Transpose(Parameter(name)), dense_);
+    return MatMul(dy, Transpose(Parameter(name)), rounding);
   }
 
   Matrix AttentionBackward(int64_t layer, const Matrix& dy) {
     const AttentionTape& tape = attention_[layer];
-    const Matrix dcontext = LinearBackward(LayerName(layer, "attention.wo"), tape.context, dy);
+    const Matrix dcontext = LinearBackward(LayerName(layer, "attention.wo"), tape.context, dy, dense_);
     Matrix dq, dk, dv;
     ScoresBackward(tape, dcontext, &dq, &dk, &dv);
-    Matrix dnormed = LinearBackward(LayerName(layer, "attention.wq"), tape.normed, dq);
-    dnormed = Sum(dnormed, LinearBackward(LayerName(layer, "attention.wk"), tape.normed, dk), dense_);
-    dnormed = Sum(dnormed, LinearBackward(LayerName(layer, "attention.wv"), tape.normed, dv), dense_);
+    Matrix dnormed = LinearBackward(LayerName(layer, "attention.wq"), tape.normed, dq, split_);
+    dnormed = Sum(dnormed, LinearBackward(LayerName(layer, "attention.wk"), tape.normed, dk, split_), dense_);
+    dnormed = Sum(dnormed, LinearBackward(LayerName(layer, "attention.wv"), tape.normed, dv, split_), dense_);
     return Sum(dy, NormBackward(LayerName(layer, "attention.norm"), tape.input, dnormed), dense_);
   }
 
@@ -172,12 +178,13 @@ class Replica {
     tape->inner =
         Biased(MatMul(tape->rows, Expert(LayerName(layer, "moe.w_in"), e), dense_), LayerName(layer, "moe.b_in"), e);
     if (config_.swiglu) {
-      tape->gate = MatMul(tape->rows, Expert(LayerName(layer, "moe.w_gate"), e), dense_);
+      tape->gate = Biased(MatMul(tape->rows, Expert(LayerName(layer, "moe.w_gate"), e), dense_),
+                          LayerName(layer, "moe.b_gate"), e);
       tape->active = Product(Apply(reference::Silu, tape->gate, dense_), tape->inner, dense_);
     } else {
       tape->active = Apply(reference::Gelu, tape->inner, dense_);
     }
-    tape->out = Biased(MatMul(tape->active, Expert(LayerName(layer, "moe.w_out"), e), dense_),
+    tape->out = Biased(MatMul(tape->active, Expert(LayerName(layer, "moe.w_out"), e), split_),
                        LayerName(layer, "moe.b_out"), e);
   }
 
@@ -264,30 +271,32 @@ class Replica {
   // Adds expert e's gradients and returns its rows'.
   Matrix ExpertBackward(int64_t layer, int64_t e, const ExpertTape& tape, const Matrix& dout) {
     AddBias(LayerName(layer, "moe.b_out"), e, dout);
-    const Matrix dactive = ExpertLinearBackward(LayerName(layer, "moe.w_out"), e, tape.active, dout);
+    const Matrix dactive = ExpertLinearBackward(LayerName(layer, "moe.w_out"), e, tape.active, dout, dense_);
     if (!config_.swiglu) {
       const Matrix dinner = ApplyBackward(reference::Gelu, tape.inner, dactive, dense_);
       AddBias(LayerName(layer, "moe.b_in"), e, dinner);
-      return ExpertLinearBackward(LayerName(layer, "moe.w_in"), e, tape.rows, dinner);
+      return ExpertLinearBackward(LayerName(layer, "moe.w_in"), e, tape.rows, dinner, split_);
     }
     const Matrix dinner = Product(dactive, Apply(reference::Silu, tape.gate, dense_), dense_);
     const Matrix dgate = ApplyBackward(reference::Silu, tape.gate, Product(dactive, tape.inner, dense_), dense_);
     AddBias(LayerName(layer, "moe.b_in"), e, dinner);
-    const Matrix drows = ExpertLinearBackward(LayerName(layer, "moe.w_in"), e, tape.rows, dinner);
-    return Sum(drows, ExpertLinearBackward(LayerName(layer, "moe.w_gate"), e, tape.rows, dgate), dense_);
+    AddBias(LayerName(layer, "moe.b_gate"), e, dgate);
+    const Matrix drows = ExpertLinearBackward(LayerName(layer, "moe.w_in"), e, tape.rows, dinner, split_);
+    return Sum(drows, ExpertLinearBackward(LayerName(layer, "moe.w_gate"), e, tape.rows, dgate, split_), dense_);
   }
 
   void AddBias(const std::string& name, int64_t e, const Matrix& dy) {
     if (config_.expert_bias) AddRows(dy, std::vector<int64_t>(dy.rows, e), depth_, dense_, &Gradient(name));
   }
 
-  Matrix ExpertLinearBackward(const std::string& name, int64_t e, const Matrix& x, const Matrix& dy) {
+  Matrix ExpertLinearBackward(const std::string& name, int64_t e, const Matrix& x, const Matrix& dy,
+                              const Rounding& rounding) {
     Matrix& all = Gradient(name);
     const int64_t rows = all.rows / config_.router.experts;
     Matrix mine = Block(all, e * rows, rows, 0, all.cols);
     AddTransposedProduct(x, dy, depth_, dense_, &mine);
     PutBlock(mine, e * rows, 0, &all);
-    return MatMul(dy, Transpose(Expert(name, e)), dense_);
+    return MatMul(dy, Transpose(Expert(name, e)), rounding);
   }
 
   Matrix MoeBackward(int64_t layer, const Matrix& dy) {
@@ -323,7 +332,7 @@ class Replica {
     AddLoss(logits, dlogits);
     for (int64_t t = 0; t < tokens(); ++t) dlogits.at(t, batch_.targets[t]) -= 1;
     reference::ScaleInPlace(1.0 / static_cast<double>(tokens()), &dlogits);
-    return NormBackward("final.norm", x, LinearBackward("output", normed, Stored(dlogits)));
+    return NormBackward("final.norm", x, LinearBackward("output", normed, Stored(dlogits), dense_));
   }
 
   void AddLoss(const Matrix& logits, const Matrix& probabilities) {
@@ -358,6 +367,7 @@ class Replica {
   const ReferenceBatch& batch_;
   const Rounding dense_;
   const Rounding router_;
+  const Rounding split_;  // of products whose sum is split over lanes
   ReferenceTensors& gradients_;
   const std::vector<ReferenceRoutes>* replay_ = nullptr;
   int64_t depth_ = 0;
@@ -426,6 +436,7 @@ ReferenceTensors ReferenceModel::ZeroTensors() const {
     tensors[LayerName(layer, "moe.w_out")] = Matrix(e * f, h);
     if (config_.expert_bias) {
       tensors[LayerName(layer, "moe.b_in")] = Matrix(e, f);
+      if (config_.swiglu) tensors[LayerName(layer, "moe.b_gate")] = Matrix(e, f);
       tensors[LayerName(layer, "moe.b_out")] = Matrix(e, h);
     }
   }

@@ -46,7 +46,7 @@ struct ReferenceConfig {
 //   layer.L.attention.norm [1, hidden]        layer.L.attention.{wq,wk,wv,wo} [hidden, hidden], y = x w
 //   layer.L.moe.norm [1, hidden]              layer.L.moe.router [experts, hidden]
 //   layer.L.moe.w_in (w_gate) [experts * hidden, ffn]     layer.L.moe.w_out [experts * ffn, hidden]
-//   layer.L.moe.b_in [experts, ffn]           layer.L.moe.b_out [experts, hidden]
+//   layer.L.moe.b_in (b_gate) [experts, ffn]  layer.L.moe.b_out [experts, hidden]
 //   final.norm [1, hidden]                    output [hidden, vocabulary]
 using ReferenceTensors = std::map<std::string, reference::Matrix>;
 
@@ -77,6 +77,7 @@ struct ReferenceStep {
 struct ReferenceRunOptions {
   reference::Rounding dense = {};   // roundings of the run that is judged
   reference::Rounding router = {};  // those of its router
+  int64_t partials = 1;             // lanes over which the judged run splits heads and expert columns
   // Routes to use instead of the model's own, by replica and layer; empty: its own.
   std::vector<std::vector<ReferenceRoutes>> replay = {};
 };

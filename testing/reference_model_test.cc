@@ -114,6 +114,7 @@ TEST(ReferenceModelTest, GradientsAreFiniteDifferencesTop2WithBias) {
 TEST(ReferenceModelTest, GradientsAreFiniteDifferencesTop3SwiGlu) {
   ReferenceConfig config = SmallConfig(3);
   config.swiglu = true;
+  config.expert_bias = true;
   CheckGradients(config);
 }
 TEST(ReferenceModelTest, GradientsAreFiniteDifferencesDropless) {

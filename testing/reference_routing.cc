@@ -106,9 +106,13 @@ std::vector<uint8_t> KeptRoutes(const ReferenceRouterConfig& config, const Matri
   const int64_t k = config.top_k;
   std::vector<int64_t> order(expert.size());
   std::iota(order.begin(), order.end(), 0);
-  if (k == 2) {
-    std::stable_sort(order.begin(), order.end(), [](int64_t a, int64_t b) { return a % 2 < b % 2; });
-  } else if (k > 2 && config.drop == ReferenceDrop::kProbabilities) {
+  ReferenceDrop drop = config.drop;
+  if (drop == ReferenceDrop::kByTopK) {
+    drop = k == 1 ? ReferenceDrop::kPosition : k == 2 ? ReferenceDrop::kChoicesFirst : ReferenceDrop::kProbabilities;
+  }
+  if (drop == ReferenceDrop::kChoicesFirst) {
+    std::stable_sort(order.begin(), order.end(), [k](int64_t a, int64_t b) { return a % k < b % k; });
+  } else if (drop == ReferenceDrop::kProbabilities) {
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
       return probabilities.at(a / k, expert[a]) > probabilities.at(b / k, expert[b]);
     });

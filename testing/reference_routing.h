@@ -9,8 +9,10 @@
 
 namespace evenkeel::testutil {
 
-// Which of the routes beyond an expert's capacity go: the least probable, or the last in token order.
-enum class ReferenceDrop : uint8_t { kProbabilities, kPosition };
+// Which routes of an over-full expert stay: what DeepSpeed's gates do for this k (position for 1, choices first for 2,
+// probabilities above), the most probable ones, the first in token order, or all first choices in token order, then
+// all second ones.
+enum class ReferenceDrop : uint8_t { kByTopK, kProbabilities, kPosition, kChoicesFirst };
 
 // The numbers that routing depends on.
 struct ReferenceRouterConfig {
@@ -22,7 +24,7 @@ struct ReferenceRouterConfig {
   int64_t capacity_denominator = 1;
   int64_t min_capacity = 0;
   int64_t capacity_multiple = 1;
-  ReferenceDrop drop = ReferenceDrop::kProbabilities;
+  ReferenceDrop drop = ReferenceDrop::kByTopK;
   double balance_coefficient = 0;
   double z_coefficient = 0;
 };
@@ -50,9 +52,8 @@ struct ReferenceRouting {
 // nothing is dropped.
 int64_t ReferenceCapacity(const ReferenceRouterConfig& config, const std::vector<int64_t>& tokens);
 
-// Top-k of each row of `probabilities`, the lower expert on a tie, and the routes kept at `capacity`.
-//   k = 1: the first tokens of each expert stay. k = 2: first choices come before second choices, each in token order
-//   (DeepSpeed's top-1 and top-2 gates). k > 2: by config.drop, ties to the lower token.
+// Top-k of each row of `probabilities`, the lower expert on a tie, and the routes kept at `capacity` by config.drop,
+// ties to the lower token.
 ReferenceRoutes ChooseRoutes(const ReferenceRouterConfig& config, const reference::Matrix& probabilities,
                              int64_t capacity);
 

@@ -1,0 +1,580 @@
+#include "evenkeel/testing/language_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/moe/order_cost.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/attention.h"
+#include "evenkeel/runtime/ops/elementwise.h"
+#include "evenkeel/runtime/ops/gemm.h"
+#include "evenkeel/runtime/ops/norm.h"
+#include "evenkeel/runtime/ops/rows.h"
+#include "evenkeel/runtime/ops/softmax.h"
+
+namespace evenkeel::testutil {
+namespace {
+
+using zero3::Family;
+using zero3::Initializer;
+using zero3::ParameterSpec;
+
+// Places of the parameters in their leaves.
+enum EmbeddingPlace { kToken, kPosition };
+enum AttentionPlace { kAttentionNorm, kWq, kWk, kWv, kWo };
+enum MoePlace { kMoeNorm, kRouter, kFirstExpertTensor };
+enum HeadPlace { kFinalNorm, kOutput };
+
+// Describes parameters one by one, as this rank sees them.
+class Describer {
+ public:
+  Describer(const LanguageModelConfig& config, const comm::Mesh& mesh, int rank)
+      : config_(config),
+        lane_(mesh.Coordinate(comm::Axis::kTp, rank)),
+        expert_rank_(mesh.Coordinate(comm::Axis::kEp, rank)),
+        shape_(mesh.shape()) {}
+
+  zero3::ModelDescription Describe() {
+    zero3::ModuleNode& root = description_.root;
+    root = {"", "LanguageModel", {}, {}, false};
+    const int64_t h = config_.hidden;
+    root.children.push_back({"embedding",
+                             "Embedding",
+                             {Dense("embedding.token", {config_.vocabulary, h}, -1, Initializer::Normal(0.5)),
+                              Dense("embedding.position", {config_.sequence, h}, -1, Initializer::Normal(0.1))},
+                             {},
+                             false});
+    for (int64_t l = 0; l < config_.layers; ++l) {
+      const std::string layer = absl::StrCat("layer.", l);
+      root.children.push_back({layer, "Layer", {}, {Attention(layer), Moe(layer)}, false});
+    }
+    root.children.push_back(
+        {"head",
+         "Head",
+         {Dense("final.norm", {h}, -1, Initializer::Ones()), Dense("output", {h, config_.vocabulary}, -1, Weight(h))},
+         {},
+         false});
+    return std::move(description_);
+  }
+
+ private:
+  // Keeps a product's variance: 1 / sqrt(depth).
+  static Initializer Weight(int64_t depth) { return Initializer::Normal(1 / std::sqrt(static_cast<double>(depth))); }
+
+  zero3::ModuleNode Attention(const std::string& layer) {
+    const std::string prefix = layer + ".attention.";
+    const int64_t h = config_.hidden;
+    return {"attention",
+            "Attention",
+            {Dense(prefix + "norm", {h}, -1, Initializer::Ones()), Dense(prefix + "wq", {h, h}, 1, Weight(h)),
+             Dense(prefix + "wk", {h, h}, 1, Weight(h)), Dense(prefix + "wv", {h, h}, 1, Weight(h)),
+             Dense(prefix + "wo", {h, h}, 0, Weight(h))},
+            {},
+            false};
+  }
+
+  zero3::ModuleNode Moe(const std::string& layer) {
+    const std::string prefix = layer + ".moe.";
+    const int64_t h = config_.hidden, e = config_.experts, f = config_.ffn;
+    const bool gated = config_.activation == moe::ExpertActivation::kSwiGlu;
+    std::vector<int> own = {Dense(prefix + "norm", {h}, -1, Initializer::Ones()),
+                            Dense(prefix + "router", {e, h}, -1, Weight(h))};
+    description_.parameters[own[1]].dtype = config_.dtype == DType::kBF16 ? DType::kF32 : config_.dtype;
+    own.push_back(Expert(prefix + "w_in", {e, h, f}, 2, Weight(h)));
+    own.push_back(Expert(prefix + "w_out", {e, f, h}, 1, Weight(f)));
+    if (gated) own.push_back(Expert(prefix + "w_gate", {e, h, f}, 2, Weight(h)));
+    if (config_.expert_bias) {
+      own.push_back(Expert(prefix + "b_in", {e, f}, 1, Initializer::Normal(0.1)));
+      own.push_back(Expert(prefix + "b_out", {e, h}, -1, Initializer::Normal(0.1)));
+      if (gated) own.push_back(Expert(prefix + "b_gate", {e, f}, 1, Initializer::Normal(0.1)));
+    }
+    return {"moe", "MoeBlock", own, {}, false};
+  }
+
+  // A dense parameter, split over TP along `split` (-1: replicated on all lanes).
+  int Dense(const std::string& name, std::vector<int64_t> global, int split, Initializer initializer) {
+    ParameterSpec spec = Spec(name, std::move(global), std::move(initializer));
+    Split(split, shape_.tp, lane_, &spec);
+    spec.tp_replicated = split < 0;
+    return Add(std::move(spec));
+  }
+
+  // A stack of experts along dimension 0, split over EP there and, with expert TP, over the lanes along `split`.
+  int Expert(const std::string& name, std::vector<int64_t> global, int split, Initializer initializer) {
+    ParameterSpec spec = Spec(name, std::move(global), std::move(initializer));
+    spec.family = Family::kExpert;
+    spec.expert_dim = 0;
+    Split(0, shape_.ep, expert_rank_, &spec);
+    if (shape_.etp > 1) Split(split, shape_.etp, lane_, &spec);
+    spec.tp_replicated = shape_.etp > 1 && split < 0;
+    return Add(std::move(spec));
+  }
+
+  ParameterSpec Spec(const std::string& name, std::vector<int64_t> global, Initializer initializer) const {
+    ParameterSpec spec;
+    spec.name = name;
+    spec.dtype = config_.dtype;
+    spec.global_offset.assign(global.size(), 0);
+    local_ = global;
+    spec.global_shape = std::move(global);
+    spec.initializer = std::move(initializer);
+    return spec;
+  }
+
+  void Split(int dim, int parts, int part, ParameterSpec* spec) const {
+    if (dim < 0) return;
+    local_[dim] = spec->global_shape[dim] / parts;
+    spec->global_offset[dim] = local_[dim] * part;
+  }
+
+  int Add(ParameterSpec spec) {
+    spec.shape = *Shape::Create(local_);
+    description_.parameters.push_back(std::move(spec));
+    return static_cast<int>(description_.parameters.size()) - 1;
+  }
+
+  const LanguageModelConfig& config_;
+  const int lane_;
+  const int expert_rank_;
+  const comm::MeshShape shape_;
+  mutable std::vector<int64_t> local_;  // of the parameter being described
+  zero3::ModelDescription description_;
+};
+
+// What a layer's forward leaves for its backward.
+struct LayerTape {
+  Tensor attention_normed, attention_inverse_rms, q, k, v, probabilities, context;
+  Tensor moe_normed, moe_inverse_rms;
+  moe::MoeTape moe;
+};
+
+class RankModel final : public LanguageModel {
+ public:
+  RankModel(const LanguageModelConfig& config, const LanguageModelGroups& groups, zero3::PartitionedModel* parameters,
+            Device* device, Stream* stream)
+      : config_(config),
+        attention_tp_(groups.attention_tp != nullptr && groups.attention_tp->size() > 1 ? groups.attention_tp
+                                                                                        : nullptr),
+        parameters_(*parameters),
+        device_(device),
+        stream_(*stream) {}
+
+  absl::Status Prepare(const moe::Order& order, const LanguageModelGroups& groups) {
+    EK_RETURN_IF_ERROR(CreateMoeLayers(order, groups.moe));
+    EK_RETURN_IF_ERROR(FindLeaves());
+    return Allocate();
+  }
+
+  absl::StatusOr<ModelPass> ForwardBackward(const CorpusBatch& batch, const moe::RouterStep& step,
+                                            const TapFunction& tap) override {
+    tap_ = &tap;
+    step_ = step;
+    pass_ = {};
+    EK_RETURN_IF_ERROR(TakeBatch(batch));
+    EK_RETURN_IF_ERROR(EmbeddingForward());
+    for (int64_t l = 0; l < config_.layers; ++l) {
+      EK_RETURN_IF_ERROR(AttentionForward(l));
+      EK_RETURN_IF_ERROR(MoeForward(l));
+    }
+    EK_RETURN_IF_ERROR(Head());
+    for (int64_t l = config_.layers - 1; l >= 0; --l) {
+      EK_RETURN_IF_ERROR(MoeBackward(l));
+      EK_RETURN_IF_ERROR(AttentionBackward(l));
+    }
+    EK_RETURN_IF_ERROR(EmbeddingBackward());
+    EK_RETURN_IF_ERROR(stream_.Synchronize());
+    EK_RETURN_IF_ERROR(ShowGradients());
+    return pass_;
+  }
+
+ private:
+  int64_t rows() const { return config_.tokens(); }
+  DType dtype() const { return config_.dtype; }
+  DType wide_dtype() const { return config_.dtype == DType::kBF16 ? DType::kF32 : config_.dtype; }
+  int64_t local_heads() const { return config_.heads / (attention_tp_ != nullptr ? attention_tp_->size() : 1); }
+  int64_t local_width() const { return local_heads() * (config_.hidden / config_.heads); }
+  LayerTape& tape(int64_t layer) { return tapes_[config_.recompute ? 0 : layer]; }
+  const Tensor& boundary(int64_t i) const { return boundaries_[i]; }
+
+  absl::Status CreateMoeLayers(const moe::Order& order, const moe::MoeGroups& groups) {
+    moe::MoeConfig moe;
+    moe.router.hidden = config_.hidden;
+    moe.router.experts = config_.experts;
+    moe.router.top_k = config_.top_k;
+    moe.router.drop = config_.drop;
+    moe.router.capacity.factor = config_.capacity_factor;
+    if (config_.capacity_factor.is_zero()) moe.router.capacity.mode = moe::CapacityMode::kNoDrop;
+    moe.router.capacity.min_capacity = config_.min_capacity;
+    moe.ffn = config_.ffn;
+    moe.activation = config_.activation;
+    moe.bias = config_.expert_bias;
+    moe.dtype = config_.dtype;
+    moe.balance_coefficient = config_.balance_coefficient;
+    moe.z_coefficient = config_.z_coefficient;
+    for (int64_t l = 0; l < config_.layers; ++l) {
+      moe.router.layer = absl::StrCat("layer.", l, ".moe");
+      EK_ASSIGN_OR_RETURN(std::unique_ptr<moe::MoeLayer> layer, moe::MoeLayer::Create(moe, order, groups, device_));
+      moe_layers_.push_back(std::move(layer));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FindLeaves() {
+    EK_ASSIGN_OR_RETURN(embedding_leaf_, parameters_.FindLeaf("embedding"));
+    EK_ASSIGN_OR_RETURN(head_leaf_, parameters_.FindLeaf("head"));
+    for (int64_t l = 0; l < config_.layers; ++l) {
+      EK_ASSIGN_OR_RETURN(const zero3::LeafId attention, parameters_.FindLeaf(absl::StrCat("layer.", l, ".attention")));
+      EK_ASSIGN_OR_RETURN(const zero3::LeafId moe, parameters_.FindLeaf(absl::StrCat("layer.", l, ".moe")));
+      attention_leaves_.push_back(attention);
+      moe_leaves_.push_back(moe);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Make(Tensor* tensor, DType type, const Shape& shape) {
+    EK_ASSIGN_OR_RETURN(*tensor, Tensor::Create(device_, type, shape));
+    return absl::OkStatus();
+  }
+
+  absl::Status Allocate() {
+    const int64_t s = rows(), h = config_.hidden, n = config_.sequence;
+    boundaries_.resize(1 + 2 * config_.layers);
+    for (Tensor& boundary : boundaries_) EK_RETURN_IF_ERROR(Make(&boundary, dtype(), {s, h}));
+    for (Tensor* wide : {&dx_, &scratch_, &dnormed_, &addend_}) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
+    for (Tensor* narrow : {&dq_, &dk_, &dv_, &dcontext_}) {
+      EK_RETURN_IF_ERROR(Make(narrow, dtype(), {s, local_width()}));
+    }
+    EK_RETURN_IF_ERROR(Make(&logits_, dtype(), {s, config_.vocabulary}));
+    EK_RETURN_IF_ERROR(Make(&head_inverse_rms_, wide_dtype(), {s}));
+    EK_RETURN_IF_ERROR(Make(&loss_, DType::kF64, {1}));
+    for (Tensor* ids : {&inputs_, &targets_, &positions_}) EK_RETURN_IF_ERROR(Make(ids, DType::kI32, {s}));
+    for (int64_t t = 0; t < s; ++t) positions_.data<int32_t>()[t] = static_cast<int32_t>(t % n);
+    tapes_.resize(config_.recompute ? 1 : config_.layers);
+    for (LayerTape& tape : tapes_) {
+      for (Tensor* t : {&tape.attention_normed, &tape.moe_normed}) EK_RETURN_IF_ERROR(Make(t, dtype(), {s, h}));
+      for (Tensor* t : {&tape.attention_inverse_rms, &tape.moe_inverse_rms}) {
+        EK_RETURN_IF_ERROR(Make(t, wide_dtype(), {s}));
+      }
+      for (Tensor* t : {&tape.q, &tape.k, &tape.v, &tape.context}) {
+        EK_RETURN_IF_ERROR(Make(t, dtype(), {s, local_width()}));
+      }
+      EK_RETURN_IF_ERROR(Make(&tape.probabilities, dtype(), {config_.sequences * local_heads(), n, n}));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeBatch(const CorpusBatch& batch) {
+    if (static_cast<int64_t>(batch.inputs.size()) != rows() || batch.targets.size() != batch.inputs.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("language model: a batch of ", batch.inputs.size(), " inputs and ",
+                                                     batch.targets.size(), " targets, wanted ", rows()));
+    }
+    std::copy(batch.inputs.begin(), batch.inputs.end(), inputs_.data<int32_t>());
+    std::copy(batch.targets.begin(), batch.targets.end(), targets_.data<int32_t>());
+    return absl::OkStatus();
+  }
+
+  // Shows a finished value to the tap.
+  absl::Status Show(TapKind kind, absl::string_view name, ConstTensorView value) {
+    if (!*tap_) return absl::OkStatus();
+    EK_RETURN_IF_ERROR(stream_.Synchronize());
+    (*tap_)({kind, name, value});
+    return absl::OkStatus();
+  }
+
+  std::string BoundaryName(int64_t i) const {
+    if (i == 0) return "embedding";
+    return absl::StrCat("layer.", (i - 1) / 2, i % 2 == 1 ? ".attention" : ".moe");
+  }
+  absl::Status ShowActivation(int64_t i) {
+    return Show(TapKind::kActivation, BoundaryName(i), boundary(i).const_view());
+  }
+  absl::Status ShowActivationGradient(int64_t i) {
+    return Show(TapKind::kActivationGradient, BoundaryName(i), dx_.const_view());
+  }
+
+  // Fetches a leaf's weights; the first time in a step its parameters are shown.
+  absl::StatusOr<zero3::LeafWeights> Fetch(zero3::LeafId leaf, bool show) {
+    EK_ASSIGN_OR_RETURN(zero3::LeafWeights weights, parameters_.Fetch(leaf));
+    for (int i = 0; show && *tap_ && i < weights.size(); ++i) {
+      const ParameterSpec& spec = parameters_.parameters()[parameters_.leaf(leaf).parameters[i]];
+      EK_RETURN_IF_ERROR(Show(TapKind::kParameter, spec.name, weights.views()[i]));
+    }
+    return weights;
+  }
+
+  // The averaged gradients, gathered over the ranks that share them. Collective, so without a tap too it is all or
+  // none.
+  absl::Status ShowGradients() {
+    if (!*tap_) return absl::OkStatus();
+    for (int p = 0; p < static_cast<int>(parameters_.parameters().size()); ++p) {
+      const ParameterSpec& spec = parameters_.parameters()[p];
+      const DType type = spec.dtype == DType::kBF16 ? DType::kF32 : spec.dtype;
+      EK_ASSIGN_OR_RETURN(Tensor gradient, Tensor::Create(device_, type, spec.shape));
+      EK_RETURN_IF_ERROR(parameters_.ReadTensor(p, zero3::TensorKind::kGradient, "", gradient.view()));
+      EK_RETURN_IF_ERROR(Show(TapKind::kGradient, spec.name, gradient.const_view()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EmbeddingForward() {
+    EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(embedding_leaf_, /*show=*/true));
+    const TensorView x = boundary(0).view();
+    EK_RETURN_IF_ERROR(evenkeel::EmbeddingForward(weights.views()[kToken], inputs_.const_view(), x, stream_));
+    EK_RETURN_IF_ERROR(
+        evenkeel::EmbeddingForward(weights.views()[kPosition], positions_.const_view(), scratch_.view(), stream_));
+    EK_RETURN_IF_ERROR(Add(x, scratch_.const_view(), x, stream_));
+    EK_RETURN_IF_ERROR(parameters_.Release(embedding_leaf_));
+    return ShowActivation(0);
+  }
+
+  absl::Status EmbeddingBackward() {
+    EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(embedding_leaf_));
+    EK_RETURN_IF_ERROR(evenkeel::EmbeddingBackward(inputs_.const_view(), dx_.const_view(), gradients[kToken], stream_));
+    EK_RETURN_IF_ERROR(
+        evenkeel::EmbeddingBackward(positions_.const_view(), dx_.const_view(), gradients[kPosition], stream_));
+    return parameters_.FlushGradients(embedding_leaf_);
+  }
+
+  AttentionSizes Sizes() const {
+    return {config_.sequences, config_.sequence, local_heads(), config_.hidden / config_.heads};
+  }
+
+  // Everything of the block before the output projection.
+  absl::Status AttentionInner(int64_t layer, absl::Span<const ConstTensorView> w) {
+    LayerTape& t = tape(layer);
+    const ConstTensorView x = boundary(2 * layer).const_view();
+    EK_RETURN_IF_ERROR(RmsNormForward(x, w[kAttentionNorm], config_.norm_epsilon, t.attention_normed.view(),
+                                      t.attention_inverse_rms.view(), stream_));
+    const ConstTensorView normed = t.attention_normed.const_view();
+    EK_RETURN_IF_ERROR(Gemm(false, false, 1, normed, w[kWq], 0, t.q.view(), stream_));
+    EK_RETURN_IF_ERROR(Gemm(false, false, 1, normed, w[kWk], 0, t.k.view(), stream_));
+    EK_RETURN_IF_ERROR(Gemm(false, false, 1, normed, w[kWv], 0, t.v.view(), stream_));
+    return CausalAttentionForward(Sizes(), t.q.const_view(), t.k.const_view(), t.v.const_view(), t.probabilities.view(),
+                                  t.context.view(), stream_);
+  }
+
+  // Sums partial values over the lanes, in place.
+  absl::Status SumOverLanes(const TensorView& partial) {
+    if (attention_tp_ == nullptr) return absl::OkStatus();
+    return attention_tp_->AllReduce(partial, partial, comm::ReduceOp::kSum, stream_);
+  }
+
+  absl::Status AttentionForward(int64_t layer) {
+    const zero3::LeafId leaf = attention_leaves_[layer];
+    EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/true));
+    EK_RETURN_IF_ERROR(AttentionInner(layer, weights.views()));
+    EK_RETURN_IF_ERROR(
+        Gemm(false, false, 1, tape(layer).context.const_view(), weights.views()[kWo], 0, scratch_.view(), stream_));
+    EK_RETURN_IF_ERROR(parameters_.Release(leaf));
+    EK_RETURN_IF_ERROR(SumOverLanes(scratch_.view()));
+    EK_RETURN_IF_ERROR(
+        Add(boundary(2 * layer).const_view(), scratch_.const_view(), boundary(2 * layer + 1).view(), stream_));
+    return ShowActivation(2 * layer + 1);
+  }
+
+  // dnormed_ = the lanes' sum of dq wq' + dk wk' + dv wv'; adds the three weights' gradients.
+  absl::Status ProjectionsBackward(const LayerTape& t, absl::Span<const ConstTensorView> w,
+                                   absl::Span<const TensorView> gradients) {
+    const ConstTensorView normed = t.attention_normed.const_view();
+    const Tensor* outputs[] = {&dq_, &dk_, &dv_};
+    for (int i = 0; i < 3; ++i) {
+      const ConstTensorView d = outputs[i]->const_view();
+      EK_RETURN_IF_ERROR(GemmWeightGradient(normed, d, {}, gradients[kWq + i], stream_));
+      const TensorView to = i == 0 ? dnormed_.view() : addend_.view();
+      EK_RETURN_IF_ERROR(Gemm(false, true, 1, d, w[kWq + i], 0, to, stream_));
+      if (i > 0) EK_RETURN_IF_ERROR(Add(dnormed_.const_view(), addend_.const_view(), dnormed_.view(), stream_));
+    }
+    return SumOverLanes(dnormed_.view());
+  }
+
+  // dx_ += the norm's input gradient for dnormed_.
+  absl::Status NormBackward(ConstTensorView x, ConstTensorView weight, const Tensor& inverse_rms, TensorView dweight) {
+    EK_RETURN_IF_ERROR(
+        RmsNormBackward(x, weight, inverse_rms.const_view(), dnormed_.const_view(), scratch_.view(), dweight, stream_));
+    return Add(dx_.const_view(), scratch_.const_view(), dx_.view(), stream_);
+  }
+
+  absl::Status AttentionBackward(int64_t layer) {
+    const zero3::LeafId leaf = attention_leaves_[layer];
+    EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/false));
+    const absl::Span<const ConstTensorView> w = weights.views();
+    if (config_.recompute) EK_RETURN_IF_ERROR(AttentionInner(layer, w));
+    EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(leaf));
+    LayerTape& t = tape(layer);
+    EK_RETURN_IF_ERROR(GemmWeightGradient(t.context.const_view(), dx_.const_view(), {}, gradients[kWo], stream_));
+    EK_RETURN_IF_ERROR(Gemm(false, true, 1, dx_.const_view(), w[kWo], 0, dcontext_.view(), stream_));
+    EK_RETURN_IF_ERROR(CausalAttentionBackward(Sizes(), t.q.const_view(), t.k.const_view(), t.v.const_view(),
+                                               t.probabilities.const_view(), dcontext_.const_view(), dq_.view(),
+                                               dk_.view(), dv_.view(), stream_));
+    EK_RETURN_IF_ERROR(ProjectionsBackward(t, w, gradients));
+    EK_RETURN_IF_ERROR(NormBackward(boundary(2 * layer).const_view(), w[kAttentionNorm], t.attention_inverse_rms,
+                                    gradients[kAttentionNorm]));
+    EK_RETURN_IF_ERROR(parameters_.FlushGradients(leaf));
+    EK_RETURN_IF_ERROR(parameters_.Release(leaf));
+    return ShowActivationGradient(2 * layer);
+  }
+
+  // The expert tensors of a leaf, in the order in which DescribeLanguageModel lists them.
+  template <typename View>
+  moe::ExpertTensors<View> ExpertViews(absl::Span<const View> views) const {
+    const bool gated = config_.activation == moe::ExpertActivation::kSwiGlu;
+    moe::ExpertTensors<View> experts;
+    int i = kFirstExpertTensor;
+    experts.w_in = views[i++];
+    experts.w_out = views[i++];
+    if (gated) experts.w_gate = views[i++];
+    if (config_.expert_bias) {
+      experts.b_in = views[i++];
+      experts.b_out = views[i++];
+      if (gated) experts.b_gate = views[i++];
+    }
+    return experts;
+  }
+
+  // Norm and experts into scratch_; `replay` when it is done again for the backward.
+  absl::Status MoeInner(int64_t layer, absl::Span<const ConstTensorView> w, const moe::RoutingDecision* replay) {
+    LayerTape& t = tape(layer);
+    EK_RETURN_IF_ERROR(RmsNormForward(boundary(2 * layer + 1).const_view(), w[kMoeNorm], config_.norm_epsilon,
+                                      t.moe_normed.view(), t.moe_inverse_rms.view(), stream_));
+    moe::MoeCall call;
+    call.step = step_;
+    call.replay = replay;
+    return moe_layers_[layer]->Forward({w[kRouter], ExpertViews(w)}, t.moe_normed.const_view(), scratch_.view(), call,
+                                       &t.moe, stream_);
+  }
+
+  absl::Status MoeForward(int64_t layer) {
+    const zero3::LeafId leaf = moe_leaves_[layer];
+    EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/true));
+    EK_RETURN_IF_ERROR(MoeInner(layer, weights.views(), nullptr));
+    EK_RETURN_IF_ERROR(parameters_.Release(leaf));
+    pass_.routing.push_back(tape(layer).moe.decision());
+    CountTraffic(tape(layer).moe.forward_traffic());
+    EK_RETURN_IF_ERROR(
+        Add(boundary(2 * layer + 1).const_view(), scratch_.const_view(), boundary(2 * layer + 2).view(), stream_));
+    return ShowActivation(2 * layer + 2);
+  }
+
+  void CountTraffic(const moe::OrderTraffic& traffic) {
+    pass_.predicted_ep_bytes += traffic.ep.bytes;
+    pass_.predicted_tp_bytes += traffic.tp.bytes;
+  }
+
+  absl::Status MoeBackward(int64_t layer) {
+    const zero3::LeafId leaf = moe_leaves_[layer];
+    EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/false));
+    const absl::Span<const ConstTensorView> w = weights.views();
+    LayerTape& t = tape(layer);
+    if (config_.recompute) {
+      EK_RETURN_IF_ERROR(MoeInner(layer, w, &pass_.routing[layer]));
+      CountTraffic(t.moe.forward_traffic());
+    }
+    EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(leaf));
+    CountTraffic(t.moe.backward_traffic());
+    EK_RETURN_IF_ERROR(moe_layers_[layer]->Backward({w[kRouter], ExpertViews(w)}, t.moe, dx_.const_view(),
+                                                    dnormed_.view(), {gradients[kRouter], ExpertViews(gradients)},
+                                                    stream_));
+    EK_RETURN_IF_ERROR(
+        NormBackward(boundary(2 * layer + 1).const_view(), w[kMoeNorm], t.moe_inverse_rms, gradients[kMoeNorm]));
+    EK_RETURN_IF_ERROR(parameters_.FlushGradients(leaf));
+    EK_RETURN_IF_ERROR(parameters_.Release(leaf));
+    return ShowActivationGradient(2 * layer + 1);
+  }
+
+  // Final norm, logits and loss, and at once their backward: the leaf is fetched once.
+  absl::Status Head() {
+    EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(head_leaf_, /*show=*/true));
+    const absl::Span<const ConstTensorView> w = weights.views();
+    const ConstTensorView x = boundaries_.back().const_view();
+    EK_RETURN_IF_ERROR(
+        RmsNormForward(x, w[kFinalNorm], config_.norm_epsilon, scratch_.view(), head_inverse_rms_.view(), stream_));
+    EK_RETURN_IF_ERROR(Gemm(false, false, 1, scratch_.const_view(), w[kOutput], 0, logits_.view(), stream_));
+    const double n = static_cast<double>(rows());
+    EK_RETURN_IF_ERROR(
+        CrossEntropyForward(logits_.const_view(), targets_.const_view(), n, logits_.view(), loss_.view(), stream_));
+    EK_RETURN_IF_ERROR(TakeLoss());
+    EK_RETURN_IF_ERROR(CrossEntropyBackward(logits_.const_view(), targets_.const_view(), n, logits_.view(), stream_));
+    EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(head_leaf_));
+    EK_RETURN_IF_ERROR(
+        GemmWeightGradient(scratch_.const_view(), logits_.const_view(), {}, gradients[kOutput], stream_));
+    EK_RETURN_IF_ERROR(Gemm(false, true, 1, logits_.const_view(), w[kOutput], 0, dnormed_.view(), stream_));
+    EK_RETURN_IF_ERROR(RmsNormBackward(x, w[kFinalNorm], head_inverse_rms_.const_view(), dnormed_.const_view(),
+                                       dx_.view(), gradients[kFinalNorm], stream_));
+    EK_RETURN_IF_ERROR(parameters_.FlushGradients(head_leaf_));
+    EK_RETURN_IF_ERROR(parameters_.Release(head_leaf_));
+    return ShowActivationGradient(2 * config_.layers);
+  }
+
+  absl::Status TakeLoss() {
+    EK_RETURN_IF_ERROR(stream_.Synchronize());
+    pass_.cross_entropy = loss_.data<double>()[0];
+    pass_.loss = pass_.cross_entropy;
+    for (const moe::RoutingDecision& decision : pass_.routing) {
+      pass_.loss += static_cast<double>(config_.balance_coefficient) * decision.balance_loss;
+      pass_.loss += static_cast<double>(config_.z_coefficient) * decision.z_loss;
+    }
+    return Show(TapKind::kLoss, "", ConstTensorView(&pass_.loss, DType::kF64, {1}));
+  }
+
+  const LanguageModelConfig config_;
+  comm::Communicator* const attention_tp_;
+  zero3::PartitionedModel& parameters_;
+  Device* const device_;
+  Stream& stream_;
+  std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers_;
+  zero3::LeafId embedding_leaf_, head_leaf_;
+  std::vector<zero3::LeafId> attention_leaves_, moe_leaves_;
+
+  std::vector<Tensor> boundaries_;  // activations of the residual stream
+  std::vector<LayerTape> tapes_;
+  Tensor dx_;  // gradient of the residual stream
+  Tensor scratch_, dnormed_, addend_, dq_, dk_, dv_, dcontext_;
+  Tensor logits_, head_inverse_rms_, loss_, inputs_, targets_, positions_;
+
+  // Of the running pass.
+  const TapFunction* tap_ = nullptr;
+  moe::RouterStep step_;
+  ModelPass pass_;
+};
+
+}  // namespace
+
+absl::string_view TapKindName(TapKind kind) {
+  switch (kind) {
+    case TapKind::kParameter:
+      return "parameter";
+    case TapKind::kActivation:
+      return "activation";
+    case TapKind::kLoss:
+      return "loss";
+    case TapKind::kActivationGradient:
+      return "activation gradient";
+    case TapKind::kGradient:
+      return "gradient";
+  }
+  return "value";
+}
+
+zero3::ModelDescription DescribeLanguageModel(const LanguageModelConfig& config, const comm::Mesh& mesh, int rank) {
+  return Describer(config, mesh, rank).Describe();
+}
+
+zero3::LeafOptions LanguageModelLeaves() {
+  zero3::LeafOptions options;
+  options.rules = {zero3::LeafRule::Type("Attention"), zero3::LeafRule::Type("MoeBlock")};
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Create(const LanguageModelConfig& config,
+                                                                     const moe::Order& order,
+                                                                     const LanguageModelGroups& groups,
+                                                                     zero3::PartitionedModel* parameters,
+                                                                     Device* device, Stream* stream) {
+  auto model = std::make_unique<RankModel>(config, groups, parameters, device, stream);
+  EK_RETURN_IF_ERROR(model->Prepare(order, groups));
+  return std::unique_ptr<LanguageModel>(std::move(model));
+}
+
+}  // namespace evenkeel::testutil

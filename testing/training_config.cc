@@ -1,0 +1,136 @@
+#include "evenkeel/testing/training_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/order_parser.h"
+#include "evenkeel/moe/order_types.h"
+#include "evenkeel/runtime/base/status_macros.h"
+
+namespace evenkeel::testutil {
+namespace {
+
+absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("config: ", what)); }
+
+absl::Status CheckDivides(absl::string_view small_name, int64_t small, absl::string_view large_name, int64_t large) {
+  if (large % small == 0) return absl::OkStatus();
+  return Bad(absl::StrCat(small_name, " ", small, " does not divide ", large_name, " ", large));
+}
+
+absl::Status CheckAtLeastOne(absl::string_view name, int64_t value) {
+  if (value >= 1) return absl::OkStatus();
+  return Bad(absl::StrCat(name, " is ", value, ", wanted at least 1"));
+}
+
+absl::Status CheckModel(const LanguageModelConfig& model) {
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("vocabulary", model.vocabulary));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("sequence", model.sequence));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("sequences", model.sequences));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("hidden", model.hidden));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("heads", model.heads));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("layers", model.layers));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("ffn", model.ffn));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("experts", model.experts));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("top_k", model.top_k));
+  if (model.top_k > model.experts) return Bad(absl::StrCat("top_k ", model.top_k, " exceeds experts ", model.experts));
+  EK_RETURN_IF_ERROR(CheckDivides("heads", model.heads, "hidden", model.hidden));
+  if (model.vocabulary < 256) return Bad(absl::StrCat("vocabulary ", model.vocabulary, " is below the 256 bytes"));
+  if (model.dtype != DType::kF32 && model.dtype != DType::kBF16 && model.dtype != DType::kF64) {
+    return Bad(absl::StrCat("dtype ", DTypeName(model.dtype), " is none of f32, bf16, f64"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptimizer(const zero3::OptimizerOptions& optimizer) {
+  if (std::isfinite(optimizer.learning_rate) && optimizer.learning_rate > 0) return absl::OkStatus();
+  return Bad(absl::StrCat("learning rate ", optimizer.learning_rate, " is not a positive number"));
+}
+
+}  // namespace
+
+absl::Status ValidateTrainingConfig(const TrainingConfig& config) {
+  const LanguageModelConfig& model = config.model;
+  const comm::MeshShape& mesh = config.mesh;
+  EK_RETURN_IF_ERROR(CheckModel(model));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("tp", mesh.tp));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("ep", mesh.ep));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("dp", mesh.dp));
+  EK_RETURN_IF_ERROR(CheckDivides("tp", mesh.tp, "heads", model.heads));
+  EK_RETURN_IF_ERROR(CheckDivides("ep", mesh.ep, "experts", model.experts));
+  const comm::MeshShape layout = MeshForOrder(mesh, config.order);
+  EK_RETURN_IF_ERROR(CheckDivides("etp", layout.etp, "ffn", model.ffn));
+  EK_RETURN_IF_ERROR(comm::Mesh::Create(layout).status());
+  EK_RETURN_IF_ERROR(CheckOptimizer(config.zero3.optimizer));
+  const auto invariant = [](const moe::AxisType& type) { return type.placement == moe::Placement::kInvariant; };
+  if (!invariant(config.order.input) || !invariant(config.order.output)) {
+    return Bad(absl::StrCat("order ", config.order.name, " takes sliced tokens, this model's lanes hold all of them"));
+  }
+  return moe::CheckOrder(config.order).status();
+}
+
+comm::MeshShape MeshForOrder(const comm::MeshShape& mesh, const moe::Order& order) {
+  comm::MeshShape shape = mesh;
+  if (order.expert_layout == moe::ExpertLayout::kWhole) shape.etp = 1;
+  if (order.expert_layout == moe::ExpertLayout::kTensorParallel) shape.etp = shape.tp;
+  return shape;
+}
+
+std::string MeshText(const comm::MeshShape& mesh) {
+  return absl::StrCat("tp ", mesh.tp, " ep ", mesh.ep, " dp ", mesh.dp, " etp ", mesh.etp);
+}
+
+absl::StatusOr<moe::Order> LoadOrder(absl::string_view name_or_path) {
+  absl::StatusOr<moe::Order> known = moe::FindOrder(name_or_path);
+  if (known.ok()) return known;
+  std::ifstream file{std::string(name_or_path), std::ios::binary};
+  std::string text;
+  if (file) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  if (!file.good() && !file.eof()) {
+    return absl::NotFoundError(
+        absl::StrCat("order ", name_or_path, " is no readable file, and ", known.status().message()));
+  }
+  return moe::ParseOrder(text, name_or_path);
+}
+
+ReferenceConfig ReferenceConfigOf(const LanguageModelConfig& model, const comm::MeshShape& mesh) {
+  ReferenceConfig config;
+  config.vocabulary = model.vocabulary;
+  config.sequence = model.sequence;
+  config.hidden = model.hidden;
+  config.heads = model.heads;
+  config.layers = model.layers;
+  config.ffn = model.ffn;
+  config.swiglu = model.activation == moe::ExpertActivation::kSwiGlu;
+  config.expert_bias = model.expert_bias;
+  config.norm_epsilon = model.norm_epsilon;
+  config.router.experts = model.experts;
+  config.router.top_k = model.top_k;
+  config.router.capacity_numerator = model.capacity_factor.numerator();
+  config.router.capacity_denominator = model.capacity_factor.denominator();
+  config.router.min_capacity = model.min_capacity;
+  config.router.capacity_multiple = mesh.tp;
+  config.router.balance_coefficient = model.balance_coefficient;
+  config.router.z_coefficient = model.z_coefficient;
+  switch (model.drop) {
+    case moe::DropPolicy::kProbs:
+      config.router.drop = ReferenceDrop::kProbabilities;
+      break;
+    case moe::DropPolicy::kPosition:
+      config.router.drop = ReferenceDrop::kPosition;
+      break;
+    case moe::DropPolicy::kChoiceThenPosition:
+      config.router.drop = ReferenceDrop::kChoicesFirst;
+      break;
+    default:
+      config.router.drop = ReferenceDrop::kByTopK;
+  }
+  // EP groups of whole experts span lanes: ep consecutive ranks hold ep / tp replicas.
+  config.capacity_replicas = mesh.etp == mesh.tp ? mesh.ep : std::max(1, mesh.ep / mesh.tp);
+  return config;
+}
+
+}  // namespace evenkeel::testutil

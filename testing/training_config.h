@@ -1,0 +1,82 @@
+// One training configuration as a value: the model, the layout of ranks, the order, the fetch policy, the optimizer.
+//
+//   TrainingConfig config;                               // the default model on one rank
+//   config.mesh = {.tp = 2, .ep = 4, .dp = 8, .etp = 2};
+//   EK_ASSIGN_OR_RETURN(config.order, moe::FindOrder("fused"));
+//   EK_RETURN_IF_ERROR(ValidateTrainingConfig(config));
+#ifndef EVENKEEL_TESTING_TRAINING_CONFIG_H_
+#define EVENKEEL_TESTING_TRAINING_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/mesh.h"
+#include "evenkeel/moe/capacity.h"
+#include "evenkeel/moe/experts.h"
+#include "evenkeel/moe/order.h"
+#include "evenkeel/moe/router_config.h"
+#include "evenkeel/runtime/tensor/dtype.h"
+#include "evenkeel/testing/reference_model.h"
+#include "evenkeel/zero3/partitioned_model.h"
+
+namespace evenkeel::testutil {
+
+// Sizes of the byte-level language model. Small enough that 16 ranks share two processors, large enough that its loss
+// falls on real text.
+struct LanguageModelConfig {
+  int64_t vocabulary = 256;
+  int64_t sequence = 32;  // tokens per sequence
+  int64_t sequences = 1;  // per data-parallel replica and step
+  int64_t hidden = 64;
+  int64_t heads = 4;
+  int64_t layers = 2;
+  int64_t ffn = 128;  // of one expert
+  int experts = 8;
+  int top_k = 2;
+  moe::Rational capacity_factor = *moe::Rational::Create(5, 4);  // 0: nothing is dropped
+  int64_t min_capacity = 4;
+  moe::DropPolicy drop = moe::DropPolicy::kByTopK;
+  moe::ExpertActivation activation = moe::ExpertActivation::kGelu;
+  bool expert_bias = false;
+  float balance_coefficient = 0.01f;
+  float z_coefficient = 0;
+  double norm_epsilon = 1e-5;
+  DType dtype = DType::kF32;  // f32, bf16 (f32 masters, router and accumulation) or f64
+  bool recompute = false;     // drop activations inside blocks and compute them again in the backward
+
+  int64_t tokens() const { return sequence * sequences; }
+};
+
+// A value.
+struct TrainingConfig {
+  LanguageModelConfig model;
+  comm::MeshShape mesh;  // etp is set from the order by MeshForOrder
+  moe::Order order;
+  zero3::PartitionedModelOptions zero3;  // policy, optimizer, clipping
+  uint64_t seed = 1;
+};
+
+// InvalidArgument, one line with the numbers: tp that divides neither heads nor ffn, ep that does not divide dp (or the
+// world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1, a bad optimizer.
+absl::Status ValidateTrainingConfig(const TrainingConfig& config);
+
+// `mesh` with the expert TP that `order` asks for: whole experts have etp 1, sliced ones etp = tp; an order that takes
+// both keeps what `mesh` says.
+comm::MeshShape MeshForOrder(const comm::MeshShape& mesh, const moe::Order& order);
+
+// "tp 2 ep 4 dp 8 etp 2".
+std::string MeshText(const comm::MeshShape& mesh);
+
+// The order called `name_or_path`: a registered one, or the textproto in that file. NotFound naming both when it is
+// neither, InvalidArgument with file and line when the file does not parse.
+absl::StatusOr<moe::Order> LoadOrder(absl::string_view name_or_path);
+
+// The same model for the double reference. The capacity is shared by the replicas of one EP group of `mesh`.
+ReferenceConfig ReferenceConfigOf(const LanguageModelConfig& model, const comm::MeshShape& mesh);
+
+}  // namespace evenkeel::testutil
+
+#endif  // EVENKEEL_TESTING_TRAINING_CONFIG_H_
