@@ -185,7 +185,6 @@ class RankModel final : public LanguageModel {
     }
     EK_RETURN_IF_ERROR(EmbeddingBackward());
     EK_RETURN_IF_ERROR(stream_.Synchronize());
-    EK_RETURN_IF_ERROR(ShowGradients());
     return pass_;
   }
 
@@ -302,20 +301,6 @@ class RankModel final : public LanguageModel {
       EK_RETURN_IF_ERROR(Show(TapKind::kParameter, spec.name, weights.views()[i]));
     }
     return weights;
-  }
-
-  // The averaged gradients, gathered over the ranks that share them. Collective, so without a tap too it is all or
-  // none.
-  absl::Status ShowGradients() {
-    if (!*tap_) return absl::OkStatus();
-    for (int p = 0; p < static_cast<int>(parameters_.parameters().size()); ++p) {
-      const ParameterSpec& spec = parameters_.parameters()[p];
-      const DType type = spec.dtype == DType::kBF16 ? DType::kF32 : spec.dtype;
-      EK_ASSIGN_OR_RETURN(Tensor gradient, Tensor::Create(device_, type, spec.shape));
-      EK_RETURN_IF_ERROR(parameters_.ReadTensor(p, zero3::TensorKind::kGradient, "", gradient.view()));
-      EK_RETURN_IF_ERROR(Show(TapKind::kGradient, spec.name, gradient.const_view()));
-    }
-    return absl::OkStatus();
   }
 
   absl::Status EmbeddingForward() {

@@ -44,7 +44,7 @@ enum class TapKind : uint8_t {
   kActivation,          // at a block boundary: "embedding", "layer.0.attention", "layer.0.moe", ...
   kLoss,                // [1] f64: this replica's loss with its auxiliary terms
   kActivationGradient,  // at a block boundary
-  kGradient,            // of a parameter, averaged over the replicas
+  kGradient,            // of a parameter, averaged over the replicas (TrainingRun shows these)
 };
 // "parameter", "activation", "loss", "activation gradient", "gradient".
 absl::string_view TapKindName(TapKind kind);

@@ -1,0 +1,147 @@
+#include "evenkeel/testing/training_run.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/runtime/base/clock.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/tensor/tensor.h"
+#include "evenkeel/zero3/leaf_selection.h"
+
+namespace evenkeel::testutil {
+
+using comm::Axis;
+
+absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(const TrainingConfig& config, const Corpus* corpus,
+                                                                 comm::Backend* backend) {
+  EK_RETURN_IF_ERROR(ValidateTrainingConfig(config));
+  EK_RETURN_IF_ERROR(corpus->CheckLength(config.model.sequence));
+  EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(MeshForOrder(config.mesh, config.order)));
+  if (mesh.world_size() != backend->size()) {
+    return absl::InvalidArgumentError(absl::StrCat("config: tp ", mesh.shape().tp, " times dp ", mesh.shape().dp,
+                                                   " is ", mesh.world_size(), " ranks, the world has ",
+                                                   backend->size()));
+  }
+  std::unique_ptr<TrainingRun> run(new TrainingRun(config, mesh, corpus, backend));
+  EK_RETURN_IF_ERROR(run->CreateGroups());
+  EK_RETURN_IF_ERROR(run->CreateModel());
+  return run;
+}
+
+TrainingRun::TrainingRun(const TrainingConfig& config, const comm::Mesh& mesh, const Corpus* corpus,
+                         comm::Backend* backend)
+    : config_(config), mesh_(mesh), corpus_(*corpus), backend_(*backend), device_(HostDevice::Create()) {}
+
+TrainingRun::~TrainingRun() = default;
+
+int TrainingRun::replica() const { return mesh_.Coordinate(Axis::kDp, backend_.rank()); }
+int TrainingRun::lane() const { return mesh_.Coordinate(Axis::kTp, backend_.rank()); }
+
+absl::StatusOr<comm::Communicator*> TrainingRun::NewGroup(Axis of, Axis booked_as, absl::string_view name) {
+  comm::Group group = mesh_.GroupOf(of, backend_.rank());
+  group.axis = booked_as;
+  group.name = std::string(name);
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> communicator, backend_.CreateGroup(group));
+  groups_.push_back(std::move(communicator));
+  return groups_.back().get();
+}
+
+absl::Status TrainingRun::CreateGroups() {
+  // The tp and ep axes of the ledger belong to the order's payload alone; all else is booked elsewhere.
+  EK_ASSIGN_OR_RETURN(language_groups_.moe.tp, NewGroup(Axis::kTp, Axis::kTp, "tp"));
+  EK_ASSIGN_OR_RETURN(language_groups_.moe.ep, NewGroup(Axis::kEp, Axis::kEp, "ep"));
+  EK_ASSIGN_OR_RETURN(language_groups_.moe.control_tp, NewGroup(Axis::kTp, Axis::kOther, "tp.control"));
+  EK_ASSIGN_OR_RETURN(language_groups_.moe.control_ep, NewGroup(Axis::kEp, Axis::kOther, "ep.control"));
+  language_groups_.moe.expert_tp = mesh_.shape().etp;
+  EK_ASSIGN_OR_RETURN(language_groups_.attention_tp, NewGroup(Axis::kTp, Axis::kOther, "tp.attention"));
+  EK_ASSIGN_OR_RETURN(model_groups_.dp, NewGroup(Axis::kDp, Axis::kDp, "dp"));
+  EK_ASSIGN_OR_RETURN(model_groups_.edp, NewGroup(Axis::kEdp, Axis::kEdp, "edp"));
+  EK_ASSIGN_OR_RETURN(model_groups_.ep, NewGroup(Axis::kEp, Axis::kOther, "ep.norm"));
+  EK_ASSIGN_OR_RETURN(model_groups_.tp, NewGroup(Axis::kTp, Axis::kOther, "tp.norm"));
+  model_groups_.experts_over_tp = mesh_.shape().etp == mesh_.shape().tp;
+  EK_ASSIGN_OR_RETURN(loss_dp_, NewGroup(Axis::kDp, Axis::kOther, "dp.loss"));
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::CreateModel() {
+  EK_ASSIGN_OR_RETURN(stream_, device_->CreateStream("compute"));
+  const zero3::ModelDescription description = DescribeLanguageModel(config_.model, mesh_, backend_.rank());
+  EK_ASSIGN_OR_RETURN(const zero3::LeafSelection leaves, zero3::SelectLeaves(description, LanguageModelLeaves()));
+  zero3::PartitionedModelOptions options = config_.zero3;
+  options.seed = config_.seed;
+  EK_ASSIGN_OR_RETURN(parameters_,
+                      zero3::PartitionedModel::Create(description.parameters, leaves, options, model_groups_,
+                                                      device_.get(), stream_.get(), stream_.get()));
+  EK_ASSIGN_OR_RETURN(model_, LanguageModel::Create(config_.model, config_.order, language_groups_, parameters_.get(),
+                                                    device_.get(), stream_.get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> TrainingRun::MeanLoss(double loss) {
+  const TensorView view(&loss, DType::kF64, {1});
+  EK_RETURN_IF_ERROR(loss_dp_->AllReduce(view, view, comm::ReduceOp::kAvg, *stream_));
+  EK_RETURN_IF_ERROR(stream_->Synchronize());
+  return loss;
+}
+
+absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& tap) {
+  StepReport report;
+  absl::Duration in_taps;
+  TapFunction timed;
+  if (tap) {
+    timed = [&](const Tap& shown) {
+      const absl::Duration start = Clock::Real()->Now();
+      tap(shown);
+      in_taps += Clock::Real()->Now() - start;
+    };
+  }
+  const CorpusBatch batch = corpus_.Batch({.seed = config_.seed, .step = step, .replica = replica()},
+                                          config_.model.sequences, config_.model.sequence);
+  const moe::RouterStep router_step{.training = true,
+                                    .seed = config_.seed,
+                                    .step = static_cast<uint64_t>(step),
+                                    .source = static_cast<uint64_t>(replica())};
+  const comm::LedgerCounts before = backend_.ledger().Snapshot();
+  const absl::Duration start = Clock::Real()->Now();
+  EK_ASSIGN_OR_RETURN(report.pass, model_->ForwardBackward(batch, router_step, timed));
+  EK_ASSIGN_OR_RETURN(report.loss, MeanLoss(report.pass.loss));
+  const absl::Duration passed = Clock::Real()->Now();
+  const comm::LedgerCounts after_pass = backend_.ledger().Snapshot();
+  if (tap) EK_RETURN_IF_ERROR(ReadAll(zero3::TensorKind::kGradient, TapKind::kGradient, tap));
+
+  const comm::LedgerCounts before_update = backend_.ledger().Snapshot();
+  const absl::Duration update = Clock::Real()->Now();
+  EK_ASSIGN_OR_RETURN(report.update, parameters_->Step());
+  EK_RETURN_IF_ERROR(stream_->Synchronize());
+  report.time = (passed - start) + (Clock::Real()->Now() - update) - in_taps;
+  const comm::LedgerCounts pass = after_pass - before;
+  const comm::LedgerCounts rest = backend_.ledger().Snapshot() - before_update;
+  report.ep_bytes = pass.bytes(Axis::kEp) + rest.bytes(Axis::kEp);
+  report.tp_bytes = pass.bytes(Axis::kTp) + rest.bytes(Axis::kTp);
+  report.collectives = pass.total_collectives() + rest.total_collectives();
+  return report;
+}
+
+absl::Status TrainingRun::ReadAll(zero3::TensorKind kind, TapKind shown_as, const TapFunction& tap) {
+  for (int p = 0; p < static_cast<int>(parameters_->parameters().size()); ++p) {
+    const zero3::ParameterSpec& spec = parameters_->parameters()[p];
+    const bool wide = kind == zero3::TensorKind::kGradient && spec.dtype == DType::kBF16;
+    EK_ASSIGN_OR_RETURN(const Tensor value, Tensor::Create(device_.get(), wide ? DType::kF32 : spec.dtype, spec.shape));
+    EK_RETURN_IF_ERROR(parameters_->ReadTensor(p, kind, "", value.view()));
+    tap({shown_as, spec.name, value.const_view()});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::ReadParameters(const TapFunction& tap) {
+  return ReadAll(zero3::TensorKind::kWeight, TapKind::kParameter, tap);
+}
+
+double TrainingRun::leaf_fetch_host_operations() const {
+  const zero3::ModelCounts counts = parameters_->counts();
+  return counts.fetch_cycles == 0
+             ? 0
+             : static_cast<double>(counts.fetch_host_operations) / static_cast<double>(counts.fetch_cycles);
+}
+
+}  // namespace evenkeel::testutil

@@ -1,0 +1,91 @@
+// One rank of one training configuration, over any backend: groups, parameters in zero3, the model, and what it costs.
+//
+//   EK_ASSIGN_OR_RETURN(auto run, TrainingRun::Create(config, &corpus, &backend));
+//   for (int64_t step = 0; step < steps; ++step) {
+//     EK_ASSIGN_OR_RETURN(StepReport report, run->Step(step, tap));
+//   }
+#ifndef EVENKEEL_TESTING_TRAINING_RUN_H_
+#define EVENKEEL_TESTING_TRAINING_RUN_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/mesh.h"
+#include "evenkeel/runtime/device/host_device.h"
+#include "evenkeel/testing/corpus.h"
+#include "evenkeel/testing/language_model.h"
+#include "evenkeel/testing/training_config.h"
+#include "evenkeel/zero3/partitioned_model.h"
+
+namespace evenkeel::testutil {
+
+// What one step found and cost on this rank.
+struct StepReport {
+  double loss = 0;  // mean over replicas, the same bits on all ranks
+  ModelPass pass;   // of this rank
+  zero3::StepResult update;
+  // Payload counted on the order's axes, without what the taps caused.
+  int64_t ep_bytes = 0;
+  int64_t tp_bytes = 0;
+  int64_t collectives = 0;  // on all axes, of groups with more than one rank
+  absl::Duration time;      // of the pass and the update, without the taps
+};
+
+// Not thread-safe. All ranks of the backend's world make the same calls in the same order.
+class TrainingRun {
+ public:
+  // `corpus` and `backend` outlive the run. Collective over the world. InvalidArgument as ValidateTrainingConfig and
+  // when the world is not tp * dp.
+  static absl::StatusOr<std::unique_ptr<TrainingRun>> Create(const TrainingConfig& config, const Corpus* corpus,
+                                                             comm::Backend* backend);
+  ~TrainingRun();
+
+  // One pass and one update. With a tap each parameter is shown as fetched (so: as the step before left it) and each
+  // gradient as averaged; all ranks tap or none does.
+  absl::StatusOr<StepReport> Step(int64_t step, const TapFunction& tap);
+
+  // Shows every parameter as it stands, this rank's slice gathered, as kParameter. Collective.
+  absl::Status ReadParameters(const TapFunction& tap);
+
+  const TrainingConfig& config() const { return config_; }
+  const comm::Mesh& mesh() const { return mesh_; }
+  int replica() const;  // data-parallel coordinate
+  int lane() const;
+  const zero3::PartitionedModel& parameters() const { return *parameters_; }
+  // Host operations per fetch and release of a leaf, the mean of the last step.
+  double leaf_fetch_host_operations() const;
+
+ private:
+  TrainingRun(const TrainingConfig& config, const comm::Mesh& mesh, const Corpus* corpus, comm::Backend* backend);
+  absl::Status CreateGroups();
+  absl::Status CreateModel();
+  absl::StatusOr<comm::Communicator*> NewGroup(comm::Axis of, comm::Axis booked_as, absl::string_view name);
+  // Shows one tensor of every parameter, gathered over the ranks that share it.
+  absl::Status ReadAll(zero3::TensorKind kind, TapKind shown_as, const TapFunction& tap);
+  // Mean over replicas, in the canonical order.
+  absl::StatusOr<double> MeanLoss(double loss);
+
+  const TrainingConfig config_;
+  const comm::Mesh mesh_;
+  const Corpus& corpus_;
+  comm::Backend& backend_;
+  std::vector<std::unique_ptr<comm::Communicator>> groups_;
+  comm::Communicator* loss_dp_ = nullptr;
+  zero3::ModelGroups model_groups_;
+  LanguageModelGroups language_groups_;
+  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<zero3::PartitionedModel> parameters_;
+  std::unique_ptr<LanguageModel> model_;
+};
+
+}  // namespace evenkeel::testutil
+
+#endif  // EVENKEEL_TESTING_TRAINING_RUN_H_
