@@ -1,0 +1,135 @@
+// Looks at collective orders: the built-in ones and a user's textproto.
+//
+//   order list
+//   order describe fused --tp=2 --ep=4 --tokens=4096 --hidden=4096
+//   order check mine.textproto                              exit 1 naming the ill-typed step
+//
+// Exit codes: 0 well-typed, 1 ill-typed, 2 bad usage (unknown order, unreadable file, a line that does not parse).
+#include "evenkeel/moe/order.h"
+
+#include <gflags/gflags.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/capacity.h"
+#include "evenkeel/moe/order_cost.h"
+#include "evenkeel/moe/order_text.h"
+#include "evenkeel/moe/order_types.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/tensor/dtype.h"
+#include "evenkeel/testing/training_config.h"
+#include "evenkeel/tools/program.h"
+
+DEFINE_int64(tokens, 4096, "describe: tokens of one TP group (s)");
+DEFINE_int64(hidden, 4096, "describe: hidden size (h)");
+DEFINE_int64(ffn, 16384, "describe: width of an expert");
+DEFINE_int64(experts, 8, "describe: experts of the layer (e)");
+DEFINE_int64(top_k, 2, "describe: routes per token (k)");
+DEFINE_string(capacity_factor, "1.25", "describe: capacity factor (f)");
+DEFINE_string(dtype, "bf16", "describe: element type on the wire");
+DEFINE_int32(tp, 2, "describe: tensor-parallel size (T)");
+DEFINE_int32(ep, 4, "describe: expert-parallel size (E)");
+DEFINE_string(expert_layout, "", "describe: tensor_parallel or whole, for orders that take both");
+
+namespace evenkeel::tools {
+namespace {
+
+constexpr char kUsage[] = "order list | describe NAME|FILE [--tp=N --ep=N --tokens=N --hidden=N ...] | check NAME|FILE";
+
+absl::StatusOr<moe::Order> LoadOrder(const std::string& name) {
+  if (moe::FindOrder(name).ok()) return moe::FindOrder(name);
+  const absl::StatusOr<moe::Order> order = testutil::LoadOrder(UserPath(name));
+  if (!absl::IsNotFound(order.status())) return order;
+  return absl::NotFoundError(
+      absl::StrCat(moe::FindOrder(name).status().message(), "; nor is there a file ", UserPath(name)));
+}
+
+absl::StatusOr<moe::ExpertLayout> ParseLayout(const std::string& name) {
+  if (name.empty()) return moe::ExpertLayout::kAny;
+  for (moe::ExpertLayout layout : {moe::ExpertLayout::kTensorParallel, moe::ExpertLayout::kWhole}) {
+    if (moe::ExpertLayoutName(layout) == name) return layout;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--expert_layout is '", name, "', not tensor_parallel or whole"));
+}
+
+absl::StatusOr<moe::OrderSizes> SizesFromFlags() {
+  moe::OrderSizes sizes;
+  sizes.tokens = FLAGS_tokens;
+  sizes.hidden = FLAGS_hidden;
+  sizes.ffn = FLAGS_ffn;
+  sizes.experts = FLAGS_experts;
+  sizes.top_k = FLAGS_top_k;
+  sizes.tp = FLAGS_tp;
+  sizes.ep = FLAGS_ep;
+  EK_ASSIGN_OR_RETURN(sizes.dtype, ParseDType(FLAGS_dtype));
+  if (FLAGS_tp < 1 || FLAGS_ep < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--tp=", FLAGS_tp, " --ep=", FLAGS_ep, ": both must be at least 1"));
+  }
+  moe::CapacityOptions options;
+  EK_ASSIGN_OR_RETURN(options.factor, moe::Rational::Parse(FLAGS_capacity_factor));
+  const moe::CapacityInput input{.tokens = sizes.tokens, .experts = sizes.experts, .top_k = sizes.top_k};
+  EK_ASSIGN_OR_RETURN(sizes.capacity, moe::ComputeCapacity(options, input, sizes.tp,
+                                                           [](int64_t need) { return absl::StatusOr<int64_t>(need); }));
+  return sizes;
+}
+
+absl::Status List() {
+  for (const std::string& name : moe::OrderNames()) {
+    EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
+    std::printf("%-20s %s\n", name.c_str(), order.note.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Describe(const std::string& name) {
+  EK_ASSIGN_OR_RETURN(const moe::Order order, LoadOrder(name));
+  EK_ASSIGN_OR_RETURN(const moe::ExpertLayout layout, ParseLayout(FLAGS_expert_layout));
+  EK_ASSIGN_OR_RETURN(const moe::TypedOrder typed, moe::CheckOrder(order, layout));
+  EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags());
+  EK_ASSIGN_OR_RETURN(const std::string text, moe::DescribeOrder(typed, sizes));
+  std::printf("%s", text.c_str());
+  return absl::OkStatus();
+}
+
+// An ill-typed order is this program's finding, not bad usage: exit 1.
+int Check(const std::string& name) {
+  const absl::StatusOr<moe::Order> order = LoadOrder(name);
+  if (!order.ok()) return Report(order.status());
+  std::vector<moe::ExpertLayout> layouts = {order->expert_layout};
+  if (order->expert_layout == moe::ExpertLayout::kAny) {
+    layouts = {moe::ExpertLayout::kTensorParallel, moe::ExpertLayout::kWhole};
+  }
+  for (moe::ExpertLayout layout : layouts) {
+    const absl::StatusOr<moe::TypedOrder> typed = moe::CheckOrder(*order, layout);
+    if (!typed.ok()) {
+      std::fprintf(stderr, "error: %s\n", std::string(typed.status().message()).c_str());
+      return kExitMismatch;
+    }
+    std::printf("%s: well-typed for %s experts, %d steps forward and %d backward\n", order->name.c_str(),
+                std::string(moe::ExpertLayoutName(layout)).c_str(), static_cast<int>(typed->forward.size()),
+                static_cast<int>(typed->backward.size()));
+  }
+  return kExitHolds;
+}
+
+int Run(const std::vector<std::string>& words) {
+  if (words.size() == 1 && words[0] == "list") return Report(List());
+  if (words.size() == 2 && words[0] == "describe") return Report(Describe(words[1]));
+  if (words.size() == 2 && words[0] == "check") return Check(words[1]);
+  return Report(absl::InvalidArgumentError(absl::StrCat("usage: ", kUsage)));
+}
+
+}  // namespace
+}  // namespace evenkeel::tools
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(evenkeel::tools::kUsage);
+  return evenkeel::tools::Run(evenkeel::tools::ParseFlags(&argc, &argv));
+}
