@@ -1,0 +1,103 @@
+#include "evenkeel/comm/mpi/mpi_backend.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/host_communicator.h"
+#include "evenkeel/comm/message/message_backend.h"
+#include "evenkeel/comm/mpi/build_id.h"
+#include "evenkeel/comm/mpi/mpi_job.h"
+#include "evenkeel/comm/mpi/mpi_wire.h"
+#include "evenkeel/runtime/base/digest.h"
+#include "evenkeel/runtime/base/status_macros.h"
+
+namespace evenkeel::comm {
+namespace {
+
+MessageOptions MessageOptionsOf(const MpiOptions& options) {
+  return {
+      .eager_bytes = options.eager_bytes, .piece_bytes = options.piece_bytes, .payload_digest = options.payload_digest};
+}
+
+uint64_t OptionsDigest(const MpiOptions& options) {
+  uint64_t digest = DigestOfMessageOptions(MessageOptionsOf(options));
+  digest = CombineDigests(digest, Digest64(absl::StrCat(options.two_level ? 1 : 0)));
+  if (options.topology.has_value()) {
+    for (int rank = 0; rank < options.topology->world_size(); ++rank) {
+      digest = CombineDigests(digest, static_cast<uint64_t>(options.topology->node(rank)));
+    }
+  }
+  return digest;
+}
+
+class Impl final : public MpiBackend {
+ public:
+  Impl(MpiOptions options, std::unique_ptr<MpiJob> job, std::unique_ptr<MpiWire> wire)
+      : options_(std::move(options)), job_(std::move(job)), wire_(std::move(wire)) {
+    backend_ = std::make_unique<MessageBackend>(
+        wire_.get(),
+        MessageBackend::Options{
+            .name = "mpi",
+            .topology = options_.topology.has_value() ? *options_.topology : TopologyOfHosts(wire_->hellos()),
+            .deadline = options_.deadline,
+            .two_level = options_.two_level,
+            .message = MessageOptionsOf(options_)});
+  }
+
+  ~Impl() override {
+    if (wire_->status().ok()) backend_->SayGoodbye();
+    const bool all_here = wire_->status().ok() && wire_->AwaitAll(options_.deadline);
+    backend_.reset();
+    if (all_here && wire_->status().ok()) job_->Leave(options_.finalize_limit);
+  }
+
+  absl::string_view name() const override { return backend_->name(); }
+  int rank() const override { return backend_->rank(); }
+  int size() const override { return backend_->size(); }
+  const Topology& topology() const override { return backend_->topology(); }
+  ByteLedger& ledger() override { return backend_->ledger(); }
+  absl::StatusOr<std::unique_ptr<Communicator>> CreateGroup(const Group& group) override {
+    return backend_->CreateGroup(group);
+  }
+  int64_t num_dropped_messages() override { return backend_->mailroom().num_dropped(); }
+
+ private:
+  const MpiOptions options_;
+  std::unique_ptr<MpiJob> job_;
+  std::unique_ptr<MpiWire> wire_;
+  std::unique_ptr<MessageBackend> backend_;
+};
+
+absl::Status CheckOptions(const MpiOptions& options) {
+  EK_RETURN_IF_ERROR(CheckDeadline(options.deadline));
+  EK_RETURN_IF_ERROR(CheckDeadline(options.start_deadline));
+  EK_RETURN_IF_ERROR(CheckDeadline(options.finalize_limit));
+  return CheckMessageOptions(MessageOptionsOf(options));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MpiBackend>> MpiBackend::Create(const MpiOptions& options) {
+  EK_RETURN_IF_ERROR(CheckOptions(options));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> job, MpiJob::Join(options.start_deadline));
+  MpiWire::Options wire_options{
+      .spin = options.spin, .start_limit = options.start_deadline, .catch_sigterm = options.catch_sigterm};
+  wire_options.hello.protocol = kProtocol;
+  wire_options.hello.build = options.build != 0 ? options.build : RunningBuildDigest();
+  wire_options.hello.config = Digest64(options.config);
+  wire_options.hello.options = OptionsDigest(options);
+  absl::StatusOr<std::unique_ptr<MpiWire>> wire = MpiWire::Create(wire_options);
+  if (!wire.ok()) {
+    // All ranks see the same difference and are all on their way out.
+    if (absl::IsFailedPrecondition(wire.status())) job->Leave(options.finalize_limit);
+    return wire.status();
+  }
+  if (options.topology.has_value() && options.topology->world_size() != (*wire)->size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the topology has ", options.topology->world_size(), " ranks, the job ", (*wire)->size()));
+  }
+  return std::make_unique<Impl>(options, std::move(job), *std::move(wire));
+}
+
+}  // namespace evenkeel::comm

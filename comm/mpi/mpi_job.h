@@ -1,0 +1,44 @@
+// This process as a member of an MPI job: MPI_Init and MPI_Finalize with limits.
+//
+// Both block inside MPI without a limit of their own, and both must be called by the same thread: a thread of this
+// object makes the two calls, and the caller waits for it as long as it wants to.
+#ifndef EVENKEEL_COMM_MPI_MPI_JOB_H_
+#define EVENKEEL_COMM_MPI_MPI_JOB_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace evenkeel::comm {
+
+// Exit code of a process that had to end itself because MPI_Init or MPI_Finalize did not return.
+inline constexpr int kStuckInMpiExitCode = 86;
+
+class MpiJob {
+ public:
+  // Joins the job. When the program has initialized MPI itself, it also finalizes it. FailedPrecondition when MPI
+  // offers less than MPI_THREAD_SERIALIZED, or when it has been finalized; DeadlineExceeded when MPI_Init does not
+  // return within `limit`: some rank of the job has not got there. After that the process can only end (EndProcess).
+  static absl::StatusOr<std::unique_ptr<MpiJob>> Join(absl::Duration limit);
+
+  // Without Leave: MPI is not finalized, and the launcher takes the end of the process for a failure of the job.
+  ~MpiJob();
+
+  // MPI_Finalize, which waits for all ranks. When it does not return within `limit`, ends the process with
+  // kStuckInMpiExitCode.
+  void Leave(absl::Duration limit);
+
+ private:
+  struct State;
+  explicit MpiJob(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;  // null: the program owns MPI
+};
+
+// Ends this process at once, without destructors and exit handlers, which may wait for other ranks or threads.
+[[noreturn]] void EndProcess(int exit_code);
+
+}  // namespace evenkeel::comm
+
+#endif  // EVENKEEL_COMM_MPI_MPI_JOB_H_
