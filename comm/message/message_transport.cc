@@ -24,7 +24,7 @@ constexpr int kNumChannels = (1 << (30 - kCounterBits - kKindBits)) - 1;
 enum TagKind { kRecordTag = 0, kPayloadTag = 1, kPairFlag = 2 };
 
 struct RecordHeader {
-  Fingerprint fingerprint;
+  char fingerprint[kFingerprintBytes] = {};
   uint32_t row_length = 0;
   uint32_t payload_bytes = 0;
   uint64_t tail_digest = 0;  // of the two lengths, the row and the payload
@@ -367,7 +367,9 @@ class MessageTransport final : public Transport {
 
   void WriteRecord(const Posting& posting, int i) {
     Peer& peer = peers_[i];
-    RecordHeader header{.fingerprint = posting.fingerprint, .row_length = static_cast<uint32_t>(posting.row.size())};
+    RecordHeader header;
+    std::memcpy(header.fingerprint, &posting.fingerprint, kFingerprintBytes);
+    header.row_length = static_cast<uint32_t>(posting.row.size());
     const SendSpan span = posting.first != nullptr ? posting.first->sends[i] : SendSpan();
     peer.eager_sent = span.bytes > 0 && span.bytes <= options_.eager_bytes;
     const size_t row_bytes = posting.row.size() * sizeof(int64_t);
@@ -398,8 +400,8 @@ class MessageTransport final : public Transport {
           {OuterRank(i), absl::StrCat("its record of ", peer.record_in.bytes, " bytes is damaged")});
       return TransportError(absl::StatusCode::kDataLoss, std::move(context), "a record is damaged");
     }
-    fingerprints_[i] = header.fingerprint;
-    peer.last = header.fingerprint;
+    std::memcpy(&fingerprints_[i], header.fingerprint, kFingerprintBytes);
+    peer.last = fingerprints_[i];
     peer.knows_last = true;
     if (header.row_length > 0) {
       std::memcpy(&rows_[static_cast<size_t>(i) * 2 * size()], tail, header.row_length * sizeof(int64_t));
