@@ -1,0 +1,573 @@
+// The layer under every order: bits, gradients, bytes, memory, and the cases that break others.
+#include "evenkeel/moe/moe_layer.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/order_parser.h"
+#include "evenkeel/moe/testing/layer_harness.h"
+#include "evenkeel/runtime/base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::moe {
+namespace {
+
+using ::evenkeel::testutil::StatusIs;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+std::string Name(const LayerCase& c, const std::string& order) {
+  return absl::StrCat(order, " T=", c.tp, " E=", c.ep, " e=", c.experts, " k=", c.top_k, " s=", c.tokens,
+                      " cf=", c.capacity_factor, c.whole ? " whole" : "", " seed=", c.seed, " ",
+                      std::string(DTypeName(c.dtype)));
+}
+
+LayerRun RunOrder(const LayerCase& c, const std::string& order) {
+  absl::StatusOr<Order> found = FindOrder(order);
+  EK_CHECK_OK(found);
+  absl::StatusOr<LayerRun> run = RunLayer(c, *found);
+  EXPECT_OK(run) << Name(c, order);
+  return run.ok() ? *std::move(run) : LayerRun();
+}
+
+struct Member {
+  const char* name;
+  std::vector<double> Values::*values;
+};
+constexpr Member kExpertMembers[] = {{"w_in", &Values::w_in}, {"w_gate", &Values::w_gate}, {"w_out", &Values::w_out},
+                                     {"b_in", &Values::b_in}, {"b_gate", &Values::b_gate}, {"b_out", &Values::b_out}};
+constexpr Member kAllMembers[] = {{"y", &Values::y},       {"dx", &Values::dx},         {"router", &Values::router},
+                                  {"w_in", &Values::w_in}, {"w_gate", &Values::w_gate}, {"w_out", &Values::w_out},
+                                  {"b_in", &Values::b_in}, {"b_gate", &Values::b_gate}, {"b_out", &Values::b_out}};
+
+void ExpectBitwiseEqual(const LayerRun& a, const LayerRun& b, const std::string& what) {
+  ASSERT_EQ(a.ranks.size(), b.ranks.size()) << what;
+  for (size_t r = 0; r < a.ranks.size(); ++r) {
+    for (const Member& member : kAllMembers) {
+      EXPECT_EQ(a.ranks[r].values.*member.values, b.ranks[r].values.*member.values)
+          << what << " rank " << r << " " << member.name;
+    }
+  }
+}
+
+// Tolerances: y and expert gradients are f64 throughout; the router works in f32 whatever the dtype, and its part of dx
+// and its own gradient carry that.
+struct Tolerance {
+  double exact;
+  double router;
+};
+Tolerance ToleranceOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return {1e-12, 2e-5};
+    case DType::kF32:
+      return {2e-5, 5e-5};
+    default:
+      return {0.12, 0.12};
+  }
+}
+
+void ExpectLikeDense(const LayerCase& c, const LayerRun& run, const std::string& what) {
+  if (run.ranks.empty()) return;
+  const DenseResult dense = RunDense(c, run);
+  const Tolerance tolerance = ToleranceOf(c.dtype);
+  for (const RankRun& rank : run.ranks) {
+    const auto near = [&](const char* name, const std::vector<double>& got, const std::vector<double>& want,
+                          double bound) {
+      EXPECT_LE(MaxDifference(got, want), bound * (1 + MaxAbs(want)))
+          << what << " " << name << " replica " << rank.replica << " lane " << rank.lane;
+    };
+    near("y", rank.values.y, dense.y[rank.replica], tolerance.exact);
+    near("dx", rank.values.dx, dense.dx[rank.replica], tolerance.router);
+    near("router", rank.values.router, dense.router[rank.replica], tolerance.router);
+    for (const Member& member : kExpertMembers) {
+      near(member.name, SumOverEdp(c, run, rank, member.values),
+           ExpertShard(c, rank, member.name, dense.sums.*member.values), tolerance.exact);
+    }
+  }
+}
+
+// Trap 21: every lane ends with the same router gradient and input gradient; neither may be summed over TP.
+void ExpectLanesAgree(const LayerRun& run, const std::string& what) {
+  for (const RankRun& a : run.ranks) {
+    for (const RankRun& b : run.ranks) {
+      if (a.replica != b.replica) continue;
+      EXPECT_EQ(a.values.router, b.values.router) << what;
+      EXPECT_EQ(a.values.y, b.values.y) << what;
+      EXPECT_EQ(a.values.dx, b.values.dx) << what;
+    }
+  }
+}
+
+void ExpectTraffic(const comm::LedgerCounts& counted, const OrderTraffic& predicted, const std::string& what) {
+  EXPECT_EQ(counted.bytes(comm::Axis::kEp), predicted.ep.bytes) << what;
+  EXPECT_EQ(counted.bytes(comm::Axis::kTp), predicted.tp.bytes) << what;
+  EXPECT_EQ(counted.collectives[static_cast<int>(comm::Axis::kEp)], predicted.ep.collectives) << what;
+  EXPECT_EQ(counted.collectives[static_cast<int>(comm::Axis::kTp)], predicted.tp.collectives) << what;
+}
+
+void ExpectCounts(const LayerRun& run, const std::string& what) {
+  for (const RankRun& rank : run.ranks) {
+    ExpectTraffic(rank.forward, rank.predicted_forward, what + " forward");
+    ExpectTraffic(rank.backward, rank.predicted_backward, what + " backward");
+    // The router's logits come and go before and after the order's own buffers.
+    const int64_t logits = rank.decision.num_tokens * rank.decision.num_experts * 4;
+    EXPECT_EQ(rank.counted_memory.forward_peak, std::max(logits, rank.predicted_memory.forward_peak)) << what;
+    EXPECT_EQ(rank.counted_memory.tape, rank.predicted_memory.tape) << what;
+    EXPECT_EQ(rank.counted_memory.backward_peak, std::max(logits, rank.predicted_memory.backward_peak)) << what;
+  }
+}
+
+// The closed forms of the docs, written down once more.
+void ExpectClosedForms(const LayerCase& c, const LayerRun& run, const std::string& order) {
+  for (const RankRun& rank : run.ranks) {
+    const int64_t T = c.tp, E = c.ep;
+    const int64_t V = c.experts * rank.decision.capacity * c.hidden * SizeOf(c.dtype);
+    const bool sliced = order != "reference";
+    const int64_t ep_bytes = 2 * (E - 1) * V / E / (sliced ? T : 1);
+    const int64_t factor = order == "reference" ? 2 : order == "drop_gather" ? 4 : order == "fused" ? 3 : 1;
+    const int64_t tp_bytes = factor * (T - 1) * V / T;
+    for (const comm::LedgerCounts* counted : {&rank.forward, &rank.backward}) {
+      EXPECT_EQ(counted->bytes(comm::Axis::kEp), ep_bytes) << Name(c, order);
+      EXPECT_EQ(counted->bytes(comm::Axis::kTp), tp_bytes) << Name(c, order);
+    }
+    EXPECT_EQ(rank.decision.capacity % T, 0);  // trap 1
+  }
+}
+
+// Rows that really have to move, counted from the decisions alone.
+void ExpectRealRowsOnly(const LayerCase& c, const LayerRun& run, const std::string& what) {
+  int64_t counted = 0, remote = 0;
+  for (const RankRun& rank : run.ranks) {
+    counted += rank.forward.bytes(comm::Axis::kEp);
+    const RoutingDecision& d = rank.decision;
+    for (int64_t token = 0; token < d.num_tokens; ++token) {
+      const int64_t small = d.num_tokens / c.tp, longer = d.num_tokens % c.tp;
+      const int64_t in_longer = longer * (small + 1);
+      const int64_t owner =
+          token < in_longer ? token / (small + 1) : longer + (token - in_longer) / std::max<int64_t>(small, 1);
+      if (owner != rank.lane) continue;
+      for (int64_t j = 0; j < d.top_k; ++j) {
+        if (d.slot[token * d.top_k + j] < 0) continue;
+        remote += d.expert[token * d.top_k + j] / (c.experts / c.ep) != rank.ep_rank;
+      }
+    }
+  }
+  EXPECT_EQ(counted, 2 * remote * c.hidden * SizeOf(c.dtype)) << what;
+}
+
+// ---- The grid ----
+
+class OrderGridTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {
+ protected:
+  LayerCase Case(double capacity_factor, DType dtype) const {
+    LayerCase c;
+    c.tp = std::get<0>(GetParam());
+    c.ep = std::get<1>(GetParam());
+    c.top_k = std::get<2>(GetParam());
+    c.experts = 8;
+    c.capacity_factor = capacity_factor;
+    c.dtype = dtype;
+    c.seed = 7;
+    return c;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Grid, OrderGridTest,
+                         ::testing::Combine(::testing::Values(1, 2, 4), ::testing::Values(1, 2, 4),
+                                            ::testing::Values(1, 2, 4)));
+
+TEST_P(OrderGridTest, PaddedOrdersAreBitwiseEqualAndLikeDense) {
+  for (DType dtype : {DType::kF32, DType::kF64}) {
+    for (double factor : {0.7, 1.3}) {
+      const LayerCase c = Case(factor, dtype);
+      const LayerRun reference = RunOrder(c, "reference");
+      ExpectLikeDense(c, reference, Name(c, "reference"));
+      ExpectLanesAgree(reference, Name(c, "reference"));
+      ExpectClosedForms(c, reference, "reference");
+      ExpectCounts(reference, Name(c, "reference"));
+      for (const char* order : {"drop_gather", "fused"}) {
+        const LayerRun run = RunOrder(c, order);
+        ExpectBitwiseEqual(reference, run, Name(c, order));
+        ExpectClosedForms(c, run, order);
+        ExpectCounts(run, Name(c, order));
+      }
+    }
+  }
+}
+
+TEST_P(OrderGridTest, Trap16_UnshardedIsLikeDenseAtItsBytes) {
+  LayerCase c = Case(1.3, DType::kF64);
+  c.whole = true;
+  const LayerRun run = RunOrder(c, "unsharded");
+  ExpectLikeDense(c, run, Name(c, "unsharded"));
+  ExpectLanesAgree(run, Name(c, "unsharded"));
+  ExpectClosedForms(c, run, "unsharded");
+  ExpectCounts(run, Name(c, "unsharded"));
+}
+
+// Same layout, other row sets: forward, dx and (by canonical positions) expert gradients have the padded orders' bits.
+TEST_P(OrderGridTest, TokenSlicedHasTheReferencesBitsAndMovesRealRowsOnly) {
+  for (double factor : {0.7, 1.3}) {
+    const LayerCase c = Case(factor, DType::kF32);
+    const LayerRun run = RunOrder(c, "token_sliced");
+    ExpectBitwiseEqual(RunOrder(c, "reference"), run, Name(c, "token_sliced"));
+    ExpectRealRowsOnly(c, run, Name(c, "token_sliced"));
+    ExpectCounts(run, Name(c, "token_sliced"));
+  }
+}
+
+TEST_P(OrderGridTest, TokenSlicedWithWholeExpertsIsLikeDense) {
+  LayerCase c = Case(1.3, DType::kF64);
+  c.whole = true;
+  const LayerRun run = RunOrder(c, "token_sliced");
+  ExpectLikeDense(c, run, Name(c, "token_sliced"));
+  ExpectLanesAgree(run, Name(c, "token_sliced"));
+  ExpectRealRowsOnly(c, run, Name(c, "token_sliced"));
+  ExpectCounts(run, Name(c, "token_sliced"));
+}
+
+// ---- Experts, dtypes, streams ----
+
+std::vector<std::string> TensorParallelOrders() { return {"reference", "drop_gather", "fused", "token_sliced"}; }
+
+// Trap 18: biases are kept. With expert TP the output bias is in every partial sum's place once, not T times.
+TEST(MoeLayerTest, Trap18_BiasesAreKeptAndAddedOnce) {
+  for (ExpertActivation activation : {ExpertActivation::kGelu, ExpertActivation::kSwiGlu}) {
+    LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 7};
+    c.activation = activation;
+    c.bias = true;
+    const LayerRun reference = RunOrder(c, "reference");
+    for (const std::string& order : TensorParallelOrders()) {
+      const LayerRun run = RunOrder(c, order);
+      ExpectLikeDense(c, run, Name(c, order));
+      ExpectBitwiseEqual(reference, run, Name(c, order));
+      EXPECT_GT(MaxAbs(run.ranks[1].values.b_out), 0);
+      EXPECT_GT(MaxAbs(run.ranks[1].values.b_in), 0);
+    }
+    c.whole = true;
+    ExpectLikeDense(c, RunOrder(c, "unsharded"), Name(c, "unsharded"));
+    ExpectLikeDense(c, RunOrder(c, "token_sliced"), Name(c, "token_sliced"));
+  }
+}
+
+TEST(MoeLayerTest, SwiGluInEveryOrder) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .dtype = DType::kF32};
+  c.activation = ExpertActivation::kSwiGlu;
+  const LayerRun reference = RunOrder(c, "reference");
+  ExpectLikeDense(c, reference, "swiglu");
+  for (const std::string& order : TensorParallelOrders()) ExpectBitwiseEqual(reference, RunOrder(c, order), order);
+}
+
+TEST(MoeLayerTest, Bf16OrdersAreBitwiseEqual) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 9, .dtype = DType::kBF16};
+  const LayerRun reference = RunOrder(c, "reference");
+  ExpectLikeDense(c, reference, "bf16");
+  for (const std::string& order : TensorParallelOrders()) ExpectBitwiseEqual(reference, RunOrder(c, order), order);
+}
+
+TEST(MoeLayerTest, WorkerStreamsGiveTheSameBits) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .dtype = DType::kF32};
+  for (const std::string& order : TensorParallelOrders()) {
+    c.worker_stream = false;
+    const LayerRun direct = RunOrder(c, order);
+    c.worker_stream = true;
+    ExpectBitwiseEqual(direct, RunOrder(c, order), order);
+  }
+}
+
+TEST(MoeLayerTest, PoisonedMemoryIsNeverRead) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2};
+  for (const std::string& order : TensorParallelOrders()) {
+    c.poison = true;
+    const LayerRun poisoned = RunOrder(c, order);
+    c.poison = false;
+    ExpectBitwiseEqual(poisoned, RunOrder(c, order), order);
+  }
+}
+
+TEST(MoeLayerTest, TapsFollowTheProgramBothWays) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2};
+  const LayerRun run = RunOrder(c, "fused");
+  EXPECT_EQ(run.ranks[0].taps,
+            (std::vector<std::string>{
+                "dispatch(slots)", "slice(tp, slots)", "all_to_all(ep)", "all_gather(tp, slots)->R", "experts",
+                "reduce_scatter(tp, slots)", "all_to_all(ep)", "all_gather(tp, slots)->I", "combine", "combine'",
+                "slice(tp, slots)", "all_to_all(ep)", "all_gather(tp, slots)->R", "experts'",
+                "reduce_scatter(tp, slots)", "all_to_all(ep)", "all_gather(tp, slots)->I", "dispatch'(slots)"}));
+}
+
+// ---- Rows that are missing ----
+
+// Trap 22 and 23: a rank without tokens takes part in every collective, forward and backward, and keeps its shapes.
+TEST(MoeLayerTest, Trap22And23_ZeroTokensOnARank) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2};
+  c.tokens_of = [](int replica) { return replica == 0 ? 0 : 5; };
+  for (const std::string& order : TensorParallelOrders()) {
+    const LayerRun run = RunOrder(c, order);
+    ExpectLikeDense(c, run, order);
+    ASSERT_EQ(run.ranks.size(), 4u);
+    EXPECT_TRUE(run.ranks[0].values.y.empty());
+    EXPECT_EQ(run.ranks[0].taps.size(), run.ranks[3].taps.size());
+    ExpectCounts(run, order);
+  }
+  c.whole = true;
+  for (const char* order : {"unsharded", "token_sliced"}) ExpectLikeDense(c, RunOrder(c, order), order);
+}
+
+TEST(MoeLayerTest, Trap22And23_NoTokensAnywhere) {
+  LayerCase c = {.tp = 2, .ep = 2, .tokens = 0};
+  for (const std::string& order : TensorParallelOrders()) {
+    const LayerRun run = RunOrder(c, order);
+    for (const RankRun& rank : run.ranks) EXPECT_THAT(rank.values.w_in, Each(0.0)) << order;
+  }
+}
+
+// Fewer tokens than lanes: some lanes own none.
+TEST(MoeLayerTest, FewerTokensThanLanes) {
+  LayerCase c = {.tp = 4, .ep = 2, .top_k = 2, .tokens = 2};
+  const LayerRun reference = RunOrder(c, "reference");
+  for (const std::string& order : TensorParallelOrders()) ExpectBitwiseEqual(reference, RunOrder(c, order), order);
+}
+
+// Trap 24: experts that see no row have exactly zero gradients; the favourite gets everything.
+TEST(MoeLayerTest, Trap24_AllTokensToOneExpert) {
+  LayerCase c = {.tp = 2, .ep = 2, .experts = 4, .top_k = 1, .tokens = 9};
+  c.mode = CapacityMode::kNoDrop;
+  c.favourite_expert = 2;
+  for (const std::string& order : TensorParallelOrders()) {
+    const LayerRun run = RunOrder(c, order);
+    ExpectLikeDense(c, run, order);
+    for (const RankRun& rank : run.ranks) {
+      const std::vector<double>& w = rank.values.w_in;
+      const std::vector<double> first(w.begin(), w.begin() + w.size() / 2), second(w.begin() + w.size() / 2, w.end());
+      if (rank.ep_rank == 0) {
+        EXPECT_THAT(w, Each(0.0)) << order;
+      } else {
+        EXPECT_GT(MaxAbs(first), 0) << order;
+        EXPECT_THAT(second, Each(0.0)) << order;
+      }
+    }
+  }
+}
+
+// A token whose routes were all dropped gets exactly zero and sends nothing back but through nothing.
+TEST(MoeLayerTest, DroppedTokensAreExactlyZero) {
+  LayerCase c = {.tp = 1, .ep = 2, .experts = 4, .top_k = 1, .tokens = 12, .capacity_factor = 0.1};
+  c.favourite_expert = 1;
+  for (const std::string& order : TensorParallelOrders()) {
+    const LayerRun run = RunOrder(c, order);
+    ExpectLikeDense(c, run, order);
+    for (const RankRun& rank : run.ranks) {
+      int dropped = 0;
+      for (int64_t token = 0; token < 12; ++token) {
+        if (rank.decision.slot[token] >= 0) continue;
+        ++dropped;
+        for (int64_t i = 0; i < c.hidden; ++i) {
+          EXPECT_EQ(rank.values.y[token * c.hidden + i], 0) << order;
+          EXPECT_EQ(rank.values.dx[token * c.hidden + i], 0) << order;
+        }
+      }
+      EXPECT_EQ(dropped, 11) << order;
+    }
+  }
+}
+
+// Dropless: ragged orders have no capacity at all; padded ones are as wide as the fullest expert needs.
+TEST(MoeLayerTest, DroplessDropsNothing) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 7};
+  c.mode = CapacityMode::kDropless;
+  for (const std::string& order : TensorParallelOrders()) {
+    const LayerRun run = RunOrder(c, order);
+    ExpectLikeDense(c, run, order);
+    for (const RankRun& rank : run.ranks) EXPECT_EQ(rank.decision.num_kept(), 14) << order;
+  }
+}
+
+// Without groups for control data their bytes are in the payload's ledger, exactly as predicted.
+TEST(MoeLayerTest, ControlTrafficIsPredictedToo) {
+  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 7};
+  const LayerRun apart = RunOrder(c, "token_sliced");
+  c.control_groups = false;
+  const LayerRun together = RunOrder(c, "token_sliced");
+  for (size_t r = 0; r < apart.ranks.size(); ++r) {
+    const RankRun &a = apart.ranks[r], &b = together.ranks[r];
+    EXPECT_GT(a.predicted_forward.control_ep.bytes, 0);
+    EXPECT_GT(a.predicted_backward.control_tp.bytes, 0);
+    // The router's agreement on capacity (8 bytes MAX over EP) and digests (over TP) are its own.
+    EXPECT_EQ(b.backward.bytes(comm::Axis::kTp), a.predicted_backward.tp.bytes + a.predicted_backward.control_tp.bytes);
+    EXPECT_GE(b.forward.bytes(comm::Axis::kEp), a.predicted_forward.ep.bytes + a.predicted_forward.control_ep.bytes);
+  }
+}
+
+// ---- Gradients against finite differences ----
+
+double Loss(const LayerCase& c, const Order& order) {
+  absl::StatusOr<LayerRun> run = RunLayer(c, order);
+  EK_CHECK_OK(run);
+  double loss = 0;
+  for (const RankRun& rank : run->ranks) {
+    if (rank.lane != 0) continue;
+    for (size_t i = 0; i < rank.values.y.size(); ++i) loss += rank.values.y[i] * rank.values.dy[i];
+  }
+  return loss;
+}
+
+TEST(MoeLayerTest, GradientsAreTheSlopesOfTheLoss) {
+  struct Probe {
+    const char* name;
+    int64_t index;
+    double step, bound;
+  };
+  // The router computes in f32, so its slope needs a wider step and bound.
+  const Probe probes[] = {{"w_in", 37, 1e-5, 1e-7}, {"w_gate", 70, 1e-5, 1e-7}, {"w_out", 101, 1e-5, 1e-7},
+                          {"b_in", 9, 1e-5, 1e-7},  {"b_out", 17, 1e-5, 1e-7},  {"router", 11, 2e-3, 2e-3},
+                          {"x", 21, 2e-3, 2e-3}};
+  LayerCase c = {.tp = 2, .ep = 2, .experts = 4, .top_k = 2, .tokens = 5};
+  c.mode = CapacityMode::kNoDrop;
+  c.activation = ExpertActivation::kSwiGlu;
+  c.bias = true;
+  for (const char* name : {"drop_gather", "fused", "token_sliced"}) {
+    ASSERT_OK_AND_ASSIGN(const Order order, FindOrder(name));
+    const LayerRun base = RunOrder(c, name);
+    for (const Probe& probe : probes) {
+      LayerCase up = c, down = c;
+      up.perturb = down.perturb = probe.name;
+      up.perturb_index = down.perturb_index = probe.index;
+      up.perturb_by = probe.step;
+      down.perturb_by = -probe.step;
+      const double slope = (Loss(up, order) - Loss(down, order)) / (2 * probe.step);
+      double gradient = 0;
+      if (std::string(probe.name) == "x") {
+        gradient = base.ranks[0].values.dx[probe.index];
+      } else if (std::string(probe.name) == "router") {
+        for (const RankRun& rank : base.ranks) gradient += rank.lane == 0 ? rank.values.router[probe.index] : 0;
+      } else {
+        // Find the element on the rank that holds it, by a one-hot image of the whole tensor.
+        const int64_t sizes[] = {4 * 8 * 8, 4 * 8};
+        std::vector<double> one_hot(probe.name[0] == 'w' ? sizes[0] : sizes[1]);
+        one_hot[probe.index] = 1;
+        for (const Member& member : kExpertMembers) {
+          if (std::string(member.name) != probe.name) continue;
+          for (const RankRun& rank : base.ranks) {
+            const std::vector<double> mask = ExpertShard(c, rank, probe.name, one_hot);
+            for (size_t i = 0; i < mask.size(); ++i) {
+              const bool replicated = std::string(probe.name) == "b_out";
+              if (!replicated || rank.lane == 0) gradient += mask[i] * (rank.values.*member.values)[i];
+            }
+          }
+        }
+      }
+      EXPECT_NEAR(slope, gradient, probe.bound * (1 + std::abs(gradient))) << name << " " << probe.name;
+    }
+  }
+}
+
+// ---- Orders that nobody built in ----
+
+TEST(MoeLayerTest, AnyWellTypedOrderRuns) {
+  const char* kOrders[] = {// Partial tokens are summed at the very end.
+                           R"pb(name: "late_sum"
+                                step { kind: DISPATCH dim: SLOTS }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: COPY }
+                                step { kind: EXPERTS }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: COMBINE to: PARTIAL }
+                                step { kind: ALL_REDUCE })pb",
+                           // The input gradient is summed as tokens.
+                           R"pb(name: "early_copy"
+                                step { kind: COPY }
+                                step { kind: DISPATCH dim: SLOTS }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: EXPERTS }
+                                step { kind: ALL_REDUCE }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: COMBINE })pb",
+                           // Each lane combines its own slots; the sums are scattered and gathered as tokens.
+                           R"pb(name: "slot_sums"
+                                step { kind: DISPATCH dim: SLOTS }
+                                step { kind: SLICE dim: SLOTS }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: ALL_GATHER dim: SLOTS to: REPLICATED }
+                                step { kind: EXPERTS }
+                                step { kind: REDUCE_SCATTER dim: SLOTS }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: COMBINE to: PARTIAL }
+                                step { kind: REDUCE_SCATTER dim: TOKENS }
+                                step { kind: ALL_GATHER dim: TOKENS to: INVARIANT })pb",
+                           // Slices at the experts instead of at the source.
+                           R"pb(name: "late_slice"
+                                step { kind: DISPATCH dim: SLOTS }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: SLICE dim: SLOTS }
+                                step { kind: ALL_GATHER dim: SLOTS to: REPLICATED }
+                                step { kind: EXPERTS }
+                                step { kind: REDUCE_SCATTER dim: SLOTS }
+                                step { kind: ALL_GATHER dim: SLOTS to: INVARIANT }
+                                step { kind: ALL_TO_ALL }
+                                step { kind: COMBINE })pb",
+                           // Real rows, all lanes the same.
+                           R"pb(name: "ragged_reference"
+                                step { kind: DISPATCH dim: ROWS }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: COPY }
+                                step { kind: EXPERTS }
+                                step { kind: ALL_REDUCE }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: COMBINE })pb",
+                           // drop_gather on real rows.
+                           R"pb(name: "ragged_drop_gather"
+                                step { kind: SLICE dim: TOKENS }
+                                step { kind: DISPATCH dim: ROWS }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: ALL_GATHER dim: ROWS to: INVARIANT }
+                                step { kind: COPY }
+                                step { kind: EXPERTS }
+                                step { kind: ALL_REDUCE }
+                                step { kind: SLICE dim: ROWS }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: COMBINE }
+                                step { kind: ALL_GATHER dim: TOKENS to: INVARIANT })pb"};
+  for (const char* text : kOrders) {
+    ASSERT_OK_AND_ASSIGN(const Order order, ParseOrder(text, "test"));
+    for (int tp : {1, 2, 4}) {
+      for (int ep : {1, 2}) {
+        LayerCase c = {.tp = tp, .ep = ep, .experts = 4, .top_k = 2, .tokens = 7};
+        const std::string what = Name(c, order.name);
+        absl::StatusOr<LayerRun> run = RunLayer(c, order);
+        ASSERT_OK(run) << what;
+        ExpectLikeDense(c, *run, what);
+        ExpectLanesAgree(*run, what);
+        ExpectCounts(*run, what);
+      }
+    }
+  }
+}
+
+// ---- Refusals ----
+
+TEST(MoeLayerTest, RefusesWhatDoesNotFit) {
+  const auto status = [](LayerCase c, const char* order) { return RunLayer(c, *FindOrder(order)).status(); };
+  LayerCase c = {.tp = 2, .ep = 2};
+  c.experts = 5;
+  EXPECT_THAT(status(c, "fused"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("5 experts")));
+  c.experts = 4;
+  c.ffn = 7;
+  EXPECT_THAT(status(c, "fused"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ffn 7")));
+  c.ffn = 8;
+  EXPECT_THAT(status(c, "unsharded"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("layout")));
+  c.whole = true;
+  EXPECT_THAT(status(c, "reference"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("layout")));
+  c.whole = false;
+  c.dtype = DType::kF16;
+  EXPECT_THAT(status(c, "reference"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("f16")));
+}
+
+}  // namespace
+}  // namespace evenkeel::moe
