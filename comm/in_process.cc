@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -39,6 +38,32 @@ struct Seat {
   bool entered = false;  // guarded by the world's mutex
   bool left = false;     // likewise
 };
+
+// A blocked rank, as the search for a deadlock saw it.
+struct Sleeper {
+  InProcessGroup* group = nullptr;
+  uint32_t phase = 0;
+  std::vector<int> waits_for = {};  // world ranks
+  std::string text = {};
+};
+
+// Follows the first awaited rank until one comes again.
+std::string CycleText(const std::map<int, Sleeper>& sleepers) {
+  std::vector<int> path;
+  int rank = sleepers.begin()->first;
+  while (sleepers.count(rank) > 0 && std::find(path.begin(), path.end(), rank) == path.end()) {
+    path.push_back(rank);
+    rank = sleepers.at(rank).waits_for.front();
+  }
+  path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
+  std::string text;
+  for (const int member : path) {
+    const Sleeper& sleeper = sleepers.at(member);
+    absl::StrAppend(&text, text.empty() ? "" : ", ", "world rank ", member, " ", sleeper.text, " for world rank ",
+                    sleeper.waits_for.front());
+  }
+  return text;
+}
 
 // Ranks that come together to make one group. Guarded by the world's mutex.
 struct Gathering {
@@ -115,7 +140,6 @@ class World final : public InProcessWorld {
   std::shared_ptr<Gathering> Join(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RefuseConflicts(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckLeft(Gathering* gathering) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::string SleepText(int rank) const;
 
   const InProcessOptions options_;
   const Topology topology_;
@@ -331,50 +355,39 @@ Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Ca
   return outcome;
 }
 
-std::string World::SleepText(int rank) const {
-  const Seat& seat = seats_[rank];
-  const InProcessGroup* const group = seat.group.load(std::memory_order_seq_cst);
-  return absl::StrCat("waits in ", OperationName(static_cast<Operation>(seat.operation.load())), " of group ",
-                      GroupText(group->group()), " epoch=", group->epoch(), " seq=", seat.sequence.load());
-}
-
 // Called when nobody seems to run. A rank whose phase has completed or broken is about to wake up: then it is none.
+// Seats are read once: from the first broken group on, ranks wake up and change them. Their groups stay alive while
+// the world's mutex is held (see Release).
 void World::FindDeadlock() {
   absl::MutexLock lock(&mutex_);
-  std::map<int, std::set<int>> waits_for;  // world ranks
+  std::map<int, Sleeper> sleepers;  // by world rank
   for (int rank = 0; rank < size(); ++rank) {
-    Seat& seat = seats_[rank];
+    const Seat& seat = seats_[rank];
     if (seat.left) continue;
     InProcessGroup* const group = seat.group.load(std::memory_order_seq_cst);
     if (group == nullptr || !seat.entered) return;
     const uint32_t phase = seat.phase.load(std::memory_order_relaxed);
     Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
     if (group->rendezvous().IsOver(phase, &outcome)) return;
+    Sleeper sleeper{.group = group, .phase = phase};
     for (const int absent : group->rendezvous().Absent(phase)) {
-      waits_for[rank].insert(group->group().ranks[absent]);
+      sleeper.waits_for.push_back(group->group().ranks[absent]);
     }
+    if (sleeper.waits_for.empty()) return;
+    sleeper.text = absl::StrCat("waits in ", OperationName(static_cast<Operation>(seat.operation.load())), " of group ",
+                                GroupText(group->group()), " epoch=", group->epoch(), " seq=", seat.sequence.load());
+    sleepers.emplace(rank, std::move(sleeper));
   }
-  if (waits_for.empty()) return;
-  // Follow the first absent rank until one comes again: that is a cycle.
-  std::vector<int> path;
-  int rank = waits_for.begin()->first;
-  while (std::find(path.begin(), path.end(), rank) == path.end() && waits_for.count(rank) > 0) {
-    path.push_back(rank);
-    rank = *waits_for[rank].begin();
-  }
-  path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
-  std::string what = "deadlock, every rank of the process is blocked";
-  for (const int member : path) {
-    absl::StrAppend(&what, member == path.front() ? ": " : ", ", "world rank ", member, " ", SleepText(member),
-                    " for world rank ", *waits_for[member].begin());
-  }
-  for (const auto& [waiting, absent] : waits_for) {
-    InProcessGroup* const group = seats_[waiting].group.load(std::memory_order_seq_cst);
+  if (sleepers.empty()) return;
+  const std::string what = absl::StrCat("deadlock, every rank of the process is blocked: ", CycleText(sleepers));
+  for (const auto& [rank, sleeper] : sleepers) {
     std::vector<RankFinding> findings;
-    for (const int other : absent) {
-      if (waits_for.count(other) > 0) findings.push_back({group->group().IndexOf(other), SleepText(other)});
+    for (const int other : sleeper.waits_for) {
+      const auto found = sleepers.find(other);
+      if (found == sleepers.end()) continue;
+      findings.push_back({sleeper.group->OuterRank(sleeper.group->group().IndexOf(other)), found->second.text});
     }
-    group->ReportDeadlock(seats_[waiting].phase.load(std::memory_order_relaxed), what, std::move(findings));
+    sleeper.group->ReportDeadlock(sleeper.phase, what, std::move(findings));
   }
 }
 

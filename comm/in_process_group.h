@@ -38,6 +38,8 @@ class InProcessGroup {
   int size() const { return group_.size(); }
   int64_t epoch() const { return epoch_; }
   Rendezvous& rendezvous() { return rendezvous_; }
+  // `rank` in the numbering that messages use: of a pair, that of its parent.
+  int OuterRank(int rank) const { return members_.empty() ? rank : members_[rank]; }
 
   struct Posted {
     std::vector<Fingerprint> fingerprints;
@@ -83,7 +85,6 @@ class InProcessGroup {
     absl::Status aborted_by = {};  // set when a rank gave up
   };
 
-  int OuterRank(int rank) const { return members_.empty() ? rank : members_[rank]; }
   ErrorContext Context(int rank, const Call& call) const;
   std::string LastCall(int rank) const;
   std::vector<RankFinding> DescribeAbsent(uint32_t phase, absl::string_view state) const;
