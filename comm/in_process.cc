@@ -389,6 +389,7 @@ void World::FindDeadlock() {
     }
     sleeper.group->ReportDeadlock(sleeper.phase, what, std::move(findings));
   }
+  for (const auto& [rank, sleeper] : sleepers) sleeper.group->rendezvous().WakeAll();
 }
 
 void World::EndGathering(Gathering* gathering, absl::StatusCode code, std::string what,

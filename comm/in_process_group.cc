@@ -129,7 +129,7 @@ void InProcessGroup::TimeOut(uint32_t phase, absl::Duration elapsed, absl::Durat
 
 void InProcessGroup::ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits) {
   absl::MutexLock lock(&mutex_);
-  if (!rendezvous_.BreakPhase(phase)) return;
+  if (!rendezvous_.BreakPhase(phase, /*wake=*/false)) return;
   breakage_ = Breakage{.code = absl::StatusCode::kDeadlineExceeded, .what = what, .findings = std::move(waits)};
 }
 

@@ -61,7 +61,8 @@ class InProcessGroup {
   void CheckDeparted(uint32_t phase);
   // Breaks `phase` with DeadlineExceeded naming the absent ranks.
   void TimeOut(uint32_t phase, absl::Duration elapsed, absl::Duration limit);
-  // Breaks `phase` because nobody can run any more; `waits` says for absent group ranks what they wait for.
+  // Breaks `phase` because nobody can run any more; `waits` says for absent group ranks what they wait for. Sleepers
+  // learn when the caller wakes them, after all groups of the cycle are broken.
   void ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits);
   // A rank has given up because of `cause`: breaks the group and its pairs.
   void Abort(const absl::Status& cause);

@@ -97,10 +97,10 @@ void Rendezvous::WaitUnbreakable(uint32_t phase) {
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-bool Rendezvous::BreakPhase(uint32_t phase) {
+bool Rendezvous::BreakPhase(uint32_t phase, bool wake) {
   uint32_t seen = (phase & 0x7fffffffu) << 1;
   if (!word_.compare_exchange_strong(seen, seen | 1u, std::memory_order_seq_cst)) return false;
-  WakeAll();
+  if (wake) WakeAll();
   return true;
 }
 

@@ -37,8 +37,8 @@ class Rendezvous {
   // Sleeps until `phase` completes, whatever else happens. Only for unbreakable phases.
   void WaitUnbreakable(uint32_t phase);
 
-  // Breaks while `phase` is incomplete: true when this call did it.
-  bool BreakPhase(uint32_t phase);
+  // Breaks while `phase` is incomplete: true when this call did it. Without `wake` sleepers learn at the next WakeAll.
+  bool BreakPhase(uint32_t phase, bool wake = true);
   // Breaks now: true when this call did it.
   bool Break();
   bool is_broken() const { return (word_.load(std::memory_order_seq_cst) & 1u) != 0; }
@@ -46,9 +46,9 @@ class Rendezvous {
   // How many phases `rank` has come to.
   uint32_t phases_of(int rank) const { return arrived_phase_[rank].load(std::memory_order_seq_cst); }
   std::vector<int> Absent(uint32_t phase) const;
+  void WakeAll();
 
  private:
-  void WakeAll();
   bool PhaseIs(uint32_t word, uint32_t phase) const { return (word >> 1) == (phase & 0x7fffffffu); }
 
   const int size_;
