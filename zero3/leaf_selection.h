@@ -90,8 +90,8 @@ struct LeafSelection {
   std::string ToTable() const;
 };
 
-// Pure. InvalidArgument naming the culprit: bad parameter, index out of range, unused or doubled name, a name rule or
-// type rule that matches nothing, max_leaf_bytes <= 0, a negative threshold.
+// Pure. InvalidArgument naming the culprit: bad parameter, index out of range, unused or doubled name, a rule that
+// matches nothing, max_leaf_bytes <= 0, a negative threshold.
 absl::StatusOr<LeafSelection> SelectLeaves(const ModelDescription& model, const LeafOptions& options);
 
 // `parameters / (1 + layers)` of one module, or nothing where it is not defined (containers, childless modules).

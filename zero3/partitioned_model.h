@@ -24,7 +24,6 @@
 #define EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +37,7 @@
 #include "evenkeel/runtime/tensor/tensor.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
 #include "evenkeel/zero3/leaf_selection.h"
+#include "evenkeel/zero3/model_types.h"
 #include "evenkeel/zero3/parameter_spec.h"
 
 namespace evenkeel::zero3 {
@@ -45,55 +45,6 @@ namespace evenkeel::zero3 {
 struct LeafId {
   int value = -1;
   friend bool operator==(const LeafId&, const LeafId&) = default;
-};
-
-struct OptimizerOptions {
-  enum class Kind : uint8_t { kSgd, kAdamW };
-  Kind kind = Kind::kSgd;
-  double learning_rate = 0.1;
-  double momentum = 0;  // SGD; 0 keeps no state
-  double beta1 = 0.9;   // AdamW
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double weight_decay = 0;  // applies to parameters with ParameterSpec::weight_decay
-};
-
-struct PartitionedModelOptions {
-  // A registered fetch policy: "flat", "coalesced", "per_parameter", or "replicated" (no sharding, same bits).
-  std::string policy = "flat";
-  OptimizerOptions optimizer;
-  double max_gradient_norm = 0;  // clip to this global norm; 0: no clipping
-  uint64_t seed = 1;             // of the initial values
-
-  // Parameters with at most this many elements stay gathered between uses (0: none) ...
-  int64_t persistent_elements = 0;
-  // ... as long as all of them together take at most this many bytes; earlier parameters first.
-  int64_t max_persistent_bytes = std::numeric_limits<int64_t>::max();
-  // Leaves that follow in the recorded order are gathered early while they fit in this many bytes (0: no prefetch).
-  int64_t prefetch_bytes = 0;
-  // A released leaf stays gathered when it is needed again before this many bytes of other leaves (-1: never).
-  int64_t reuse_distance_bytes = -1;
-  // Limit of gathered bytes at any time. A leaf that cannot fit is an error of Create, naming it.
-  int64_t max_live_bytes = std::numeric_limits<int64_t>::max();
-  // Gradients are reduced in pieces of at most this many bytes (0: a whole unit at once). Changes no bit.
-  int64_t reduce_bucket_bytes = 0;
-  // Step() fails after this many steps in a row were skipped because of non-finite gradients.
-  int max_skipped_in_a_row = 10;
-  // Keep a digest of every shard and verify it before the shard is used again; compare gathered bytes between ranks
-  // every `gathered_digest_interval` steps (0: never).
-  bool verify_shards = false;
-  int gathered_digest_interval = 0;
-};
-
-// The groups of this rank. All outlive the model. dp and edp are used on the comm stream, tp and ep on the compute
-// stream and only inside Step. Null: a group of one.
-struct ModelGroups {
-  comm::Communicator* dp = nullptr;
-  comm::Communicator* edp = nullptr;
-  comm::Communicator* ep = nullptr;
-  comm::Communicator* tp = nullptr;
-  // Whether experts are sliced over the TP lanes (etp == tp). False: the ep group spans the lanes (etp == 1).
-  bool experts_over_tp = true;
 };
 
 // The gathered parameters of one fetched leaf. A value; stale after the Release that frees the memory.
@@ -115,15 +66,6 @@ class LeafWeights {
   uint64_t generation_ = 0;
 };
 
-struct StepResult {
-  bool stepped = false;      // false: some rank saw a non-finite gradient, nobody stepped
-  double gradient_norm = 0;  // global, before clipping; the same bits on all ranks and layouts; NaN when not stepped
-  double clip_scale = 1;     // what gradients were multiplied by
-  int64_t step = 0;          // optimizer steps taken so far
-  int64_t skipped_total = 0;
-  int skipped_in_a_row = 0;
-};
-
 // What the model has counted since it was made, with predictions beside them where they exist.
 struct ModelCounts {
   int64_t fetches = 0;              // Fetch calls that found the leaf not in use
@@ -136,8 +78,10 @@ struct ModelCounts {
   int64_t peak_gathered_bytes = 0;  // since ResetPeak
   int64_t predicted_peak_gathered_bytes = 0;
   int64_t arena_bytes = 0;    // reserved for planned leaves
+  int64_t gradient_pool_bytes = 0;  // buffers for full gradients, kept for reuse
   int64_t trace_changes = 0;  // times the recorded order was left
-  // Host operations of the last fetch + release cycle that gathered something: summed, and over how many leaves.
+  // Host operations inside Fetch and Release, and the number of fetches of leaves that are not always resident: their
+  // quotient is the cost of a leaf fetch. The device must be this rank's own.
   int64_t fetch_host_operations = 0;
   int64_t fetch_cycles = 0;
 };
@@ -204,6 +148,8 @@ class PartitionedModel {
   // Only between passes: FailedPrecondition when a leaf is fetched.
   absl::Status UseTrace(absl::string_view name);
   TraceState trace_state() const;
+  // The plan of the current order, a line per visit; empty while recording.
+  std::string PlanText() const;
 
   // The whole local tensor, gathered over the family's group, into `out` (f32, f64 or the stored dtype; the
   // parameter's shape). Collective. kGradient: the average so far, between flush and Step. Finished on return.

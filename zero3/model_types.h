@@ -1,0 +1,78 @@
+// What a partitioned model is asked for and what a step answers: plain values.
+//
+//   PartitionedModelOptions options;
+//   options.policy = "flat";
+//   options.optimizer.kind = OptimizerOptions::Kind::kAdamW;
+//   options.max_gradient_norm = 1.0;
+#ifndef EVENKEEL_ZERO3_MODEL_TYPES_H_
+#define EVENKEEL_ZERO3_MODEL_TYPES_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "evenkeel/comm/communicator.h"
+
+namespace evenkeel::zero3 {
+
+struct OptimizerOptions {
+  enum class Kind : uint8_t { kSgd, kAdamW };
+  Kind kind = Kind::kSgd;
+  double learning_rate = 0.1;
+  double momentum = 0;  // SGD; 0 keeps no state
+  double beta1 = 0.9;   // AdamW
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;  // applies to parameters with ParameterSpec::weight_decay
+};
+
+struct PartitionedModelOptions {
+  // A registered fetch policy: "flat", "coalesced", "per_parameter", or "replicated" (no sharding, same bits).
+  std::string policy = "flat";
+  OptimizerOptions optimizer;
+  double max_gradient_norm = 0;  // clip to this global norm; 0: no clipping
+  uint64_t seed = 1;             // of the initial values
+
+  // Parameters with at most this many elements stay gathered between uses (0: none) ...
+  int64_t persistent_elements = 0;
+  // ... as long as all of them together take at most this many bytes; earlier parameters first.
+  int64_t max_persistent_bytes = std::numeric_limits<int64_t>::max();
+  // Leaves that follow in the recorded order are gathered early while they fit in this many bytes (0: no prefetch).
+  int64_t prefetch_bytes = 0;
+  // A released leaf stays gathered when it is needed again before this many bytes of other leaves (-1: never).
+  int64_t reuse_distance_bytes = -1;
+  // Limit of gathered bytes at any time. A leaf that cannot fit is an error of Create, naming it.
+  int64_t max_live_bytes = std::numeric_limits<int64_t>::max();
+  // Gradients are reduced in pieces of at most this many bytes (0: a whole unit at once). Changes no bit.
+  int64_t reduce_bucket_bytes = 0;
+  // Step() fails after this many steps in a row were skipped because of non-finite gradients.
+  int max_skipped_in_a_row = 10;
+  // Keep a digest of every weight shard and verify it before every step: DataLoss instead of a step when it changed.
+  bool verify_shards = false;
+  // Fill released memory of the plan with NaN, so that a use after release shows. Costs one fill per release.
+  bool poison_released = false;
+};
+
+// The groups of this rank. All outlive the model. dp and edp are used on the comm stream, tp and ep on the compute
+// stream and only inside Step. Null: a group of one.
+struct ModelGroups {
+  comm::Communicator* dp = nullptr;
+  comm::Communicator* edp = nullptr;
+  comm::Communicator* ep = nullptr;
+  comm::Communicator* tp = nullptr;
+  // Whether experts are sliced over the TP lanes (etp == tp). False: the ep group spans the lanes (etp == 1).
+  bool experts_over_tp = true;
+};
+
+struct StepResult {
+  bool stepped = false;      // false: some rank saw a non-finite gradient, nobody stepped
+  double gradient_norm = 0;  // global, before clipping; the same bits on all ranks and layouts; NaN when not stepped
+  double clip_scale = 1;     // what gradients were multiplied by
+  int64_t step = 0;          // optimizer steps taken so far
+  int64_t skipped_total = 0;
+  int skipped_in_a_row = 0;
+};
+
+}  // namespace evenkeel::zero3
+
+#endif  // EVENKEEL_ZERO3_MODEL_TYPES_H_

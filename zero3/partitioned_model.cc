@@ -1,0 +1,466 @@
+#include "evenkeel/zero3/partitioned_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/runtime/base/error_context.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/elementwise.h"
+#include "evenkeel/zero3/coordinator.h"
+#include "evenkeel/zero3/fetch_policy.h"
+#include "evenkeel/zero3/gradient_reducer.h"
+#include "evenkeel/zero3/policy_layouts.h"
+#include "evenkeel/zero3/sharded_optimizer.h"
+#include "evenkeel/zero3/unit.h"
+
+namespace evenkeel::zero3 {
+namespace {
+
+absl::Status Error(absl::StatusCode code, absl::string_view operation, absl::string_view subject,
+                   absl::string_view what) {
+  ErrorContext where;
+  where.module = "zero3";
+  where.operation = std::string(operation);
+  where.group = std::string(subject);
+  return MakeError(code, where, what);
+}
+
+int SizeOfGroup(const comm::Communicator* group) { return group == nullptr ? 1 : group->size(); }
+
+absl::Status CheckSelection(absl::Span<const ParameterSpec> parameters, const LeafSelection& selection) {
+  std::vector<bool> used(parameters.size(), false);
+  for (const Leaf& leaf : selection.leaves) {
+    for (int p : leaf.parameters) {
+      if (p < 0 || p >= static_cast<int>(parameters.size())) {
+        return Error(absl::StatusCode::kInvalidArgument, "create", leaf.name,
+                     absl::StrCat("parameter index ", p, " is outside [0, ", parameters.size(), ")"));
+      }
+      used[static_cast<size_t>(p)] = true;
+    }
+  }
+  for (size_t p = 0; p < used.size(); ++p) {
+    EK_RETURN_IF_ERROR(ValidateParameterSpec(parameters[p]));
+    if (!used[p]) {
+      return Error(absl::StatusCode::kInvalidArgument, "create", parameters[p].name, "the parameter is in no leaf");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ConstTensorView> LeafWeights::Get(int i) const {
+  if (i < 0 || i >= size()) {
+    return Error(absl::StatusCode::kInvalidArgument, "weights", "", absl::StrCat("parameter ", i, " of ", size()));
+  }
+  if (*current_ != generation_) {
+    return Error(absl::StatusCode::kFailedPrecondition, "weights", "",
+                 absl::StrCat("the leaf was released: view of fetch ", generation_, ", now at ", *current_));
+  }
+  return views_[static_cast<size_t>(i)];
+}
+
+class PartitionedModel::Impl {
+ public:
+  absl::Status Init(std::vector<ParameterSpec> parameters, const LeafSelection& selection,
+                    const PartitionedModelOptions& options, const ModelGroups& groups, Device* device, Stream* compute,
+                    Stream* comm);
+
+  absl::StatusOr<absl::Span<const TensorView>> Gradients(int leaf);
+  absl::Status FlushGradients(int leaf);
+  absl::StatusOr<StepResult> Step();
+  absl::Status ZeroGradients();
+  absl::Status ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out);
+  std::vector<StateTensor> StateTensors();
+  absl::Status StateLoaded(int64_t step);
+
+  // Where a parameter is stored.
+  struct Home {
+    int unit = -1;
+    int position = -1;
+  };
+  Home Find(int parameter) const { return homes_[static_cast<size_t>(parameter)]; }
+  absl::StatusOr<int> StateIndex(absl::string_view state) const;
+  absl::Status CheckLeafIndex(int leaf) const;
+
+  std::vector<ParameterSpec> parameters;
+  std::vector<Leaf> leaves;
+  std::vector<std::unique_ptr<Unit>> units;
+  std::unique_ptr<Coordinator> coordinator;
+  std::unique_ptr<GradientReducer> reducer;
+  std::unique_ptr<ShardedOptimizer> optimizer;
+  const FetchPolicy* policy = nullptr;
+  std::vector<std::string> state_names;
+
+ private:
+  absl::Status CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups);
+  absl::Status FlushRest();
+  TensorView FragmentView(const Unit& unit, const ShardFragment& f, TensorKind kind, int state) const;
+
+  std::vector<Home> homes_;
+  std::vector<std::vector<bool>> flushed_;  // [unit][leaf of the unit], in this micro-batch
+  std::vector<bool> reduced_;               // [unit] at least once in this step
+  std::vector<std::vector<TensorView>> leaf_gradients_;
+  Device* device_ = nullptr;
+  Stream* compute_ = nullptr;
+  Stream* comm_ = nullptr;
+};
+
+absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, const LeafSelection& selection,
+                                          const PartitionedModelOptions& options, const ModelGroups& groups,
+                                          Device* device, Stream* compute, Stream* comm) {
+  device_ = device;
+  compute_ = compute;
+  comm_ = comm;
+  parameters = std::move(specs);
+  leaves = selection.leaves;
+  EK_RETURN_IF_ERROR(CheckSelection(parameters, selection));
+  EK_RETURN_IF_ERROR(ValidateOptimizerOptions(options.optimizer));
+  state_names = OptimizerStateNames(options.optimizer);
+  EK_ASSIGN_OR_RETURN(policy, FindFetchPolicy(options.policy));
+  EK_RETURN_IF_ERROR(CreateUnits(options, groups));
+  std::vector<Unit*> all;
+  for (const auto& unit : units) all.push_back(unit.get());
+  CoordinatorOptions fetching;
+  fetching.prefetch_bytes = options.prefetch_bytes;
+  fetching.reuse_distance_bytes = options.reuse_distance_bytes;
+  fetching.max_live_bytes = options.max_live_bytes;
+  fetching.poison_released = options.poison_released;
+  EK_ASSIGN_OR_RETURN(coordinator, Coordinator::Create(all, leaves, policy, fetching, device, compute, comm));
+  const ReducerOptions reducing{.dp_size = SizeOfGroup(groups.dp), .reduce_bucket_bytes = options.reduce_bucket_bytes};
+  EK_ASSIGN_OR_RETURN(reducer, GradientReducer::Create(all, reducing, device, compute, comm));
+  EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
+  for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->Initialize(options.seed, *comm));
+  optimizer->RememberShards();
+  leaf_gradients_.resize(leaves.size());
+  return absl::OkStatus();
+}
+
+absl::Status PartitionedModel::Impl::CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups) {
+  const PersistenceOptions persistence{options.persistent_elements, options.max_persistent_bytes};
+  homes_.assign(parameters.size(), Home());
+  for (UnitMembers& members : BuildUnits(parameters, leaves, persistence)) {
+    comm::Communicator* group = members.family == Family::kExpert ? groups.edp : groups.dp;
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<Unit> unit, Unit::Create(std::move(members), parameters, *policy, group,
+                                                                 static_cast<int>(state_names.size()), device_));
+    for (size_t i = 0; i < unit->members().parameters.size(); ++i) {
+      homes_[static_cast<size_t>(unit->members().parameters[i])] = {static_cast<int>(units.size()),
+                                                                    static_cast<int>(i)};
+    }
+    flushed_.emplace_back(unit->members().leaves.size(), false);
+    reduced_.push_back(false);
+    units.push_back(std::move(unit));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Impl::Gradients(int leaf) {
+  std::vector<TensorView>& views = leaf_gradients_[static_cast<size_t>(leaf)];
+  views.clear();
+  for (int p : leaves[static_cast<size_t>(leaf)].parameters) {
+    const Home home = Find(p);
+    EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> of_unit, reducer->Open(home.unit));
+    views.push_back(of_unit[static_cast<size_t>(home.position)]);
+  }
+  return absl::MakeConstSpan(views);
+}
+
+// A unit of several leaves waits for all of them, so that it is reduced once per micro-batch.
+absl::Status PartitionedModel::Impl::FlushGradients(int leaf) {
+  for (int u : coordinator->UnitsOf(leaf)) {
+    std::vector<bool>& flushed = flushed_[static_cast<size_t>(u)];
+    const std::vector<int>& users = units[static_cast<size_t>(u)]->members().leaves;
+    const size_t user = static_cast<size_t>(std::find(users.begin(), users.end(), leaf) - users.begin());
+    if (flushed[user]) {
+      // The leaf begins its next micro-batch before other users of the unit have flushed: their part is zero.
+      EK_RETURN_IF_ERROR(reducer->Flush(u));
+      flushed.assign(flushed.size(), false);
+      reduced_[static_cast<size_t>(u)] = true;
+    }
+    flushed[user] = true;
+    if (std::find(flushed.begin(), flushed.end(), false) != flushed.end()) continue;
+    EK_RETURN_IF_ERROR(reducer->Flush(u));
+    flushed.assign(flushed.size(), false);
+    reduced_[static_cast<size_t>(u)] = true;
+  }
+  return absl::OkStatus();
+}
+
+// In unit order: everything that is open or was not reduced in this step. Zero where a rank has nothing.
+absl::Status PartitionedModel::Impl::FlushRest() {
+  for (size_t u = 0; u < units.size(); ++u) {
+    const bool pending = std::find(flushed_[u].begin(), flushed_[u].end(), true) != flushed_[u].end();
+    if (pending || !reduced_[u] || reducer->is_open(static_cast<int>(u))) {
+      EK_RETURN_IF_ERROR(reducer->Flush(static_cast<int>(u)));
+    }
+    flushed_[u].assign(flushed_[u].size(), false);
+    reduced_[u] = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
+  EK_RETURN_IF_ERROR(coordinator->CheckNothingFetched());
+  EK_RETURN_IF_ERROR(FlushRest());
+  EK_RETURN_IF_ERROR(compute_->Synchronize());
+  EK_RETURN_IF_ERROR(comm_->Synchronize());
+  EK_RETURN_IF_ERROR(coordinator->EndPass());
+  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step());
+  if (result.stepped) coordinator->WeightsChanged();
+  return result;
+}
+
+absl::Status PartitionedModel::Impl::ZeroGradients() {
+  for (size_t u = 0; u < units.size(); ++u) {
+    EK_RETURN_IF_ERROR(reducer->Discard(static_cast<int>(u)));
+    flushed_[u].assign(flushed_[u].size(), false);
+    reduced_[u] = false;
+  }
+  EK_RETURN_IF_ERROR(compute_->Synchronize());
+  return optimizer->ZeroGradients();
+}
+
+absl::StatusOr<int> PartitionedModel::Impl::StateIndex(absl::string_view state) const {
+  for (size_t i = 0; i < state_names.size(); ++i) {
+    if (state_names[i] == state) return static_cast<int>(i);
+  }
+  return Error(absl::StatusCode::kNotFound, "read", state,
+               absl::StrCat("the optimizer has no such state; it has: ", absl::StrJoin(state_names, ", ")));
+}
+
+TensorView PartitionedModel::Impl::FragmentView(const Unit& unit, const ShardFragment& f, TensorKind kind,
+                                                int state) const {
+  const DType dtype = unit.specs()[static_cast<size_t>(f.parameter)].dtype;
+  switch (kind) {
+    case TensorKind::kMaster:
+      if (dtype == DType::kBF16) return unit.Masters(f.gradient_offset, f.count);
+      return unit.Weights(f.weight_offset, dtype, f.count);
+    case TensorKind::kWeight:
+      return unit.Weights(f.weight_offset, dtype, f.count);
+    case TensorKind::kGradient:
+      return unit.Gradients(f.gradient_offset, f.count);
+    case TensorKind::kState:
+      return unit.State(state, f.gradient_offset, f.count);
+  }
+  return TensorView();
+}
+
+absl::Status PartitionedModel::Impl::ReadTensor(int parameter, TensorKind kind, absl::string_view state,
+                                                TensorView out) {
+  if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
+    return Error(absl::StatusCode::kInvalidArgument, "read", "",
+                 absl::StrCat("parameter ", parameter, " of ", parameters.size()));
+  }
+  const ParameterSpec& spec = parameters[static_cast<size_t>(parameter)];
+  if (out.num_elements() != spec.num_elements()) {
+    return Error(absl::StatusCode::kInvalidArgument, "read", spec.name,
+                 absl::StrCat("out has ", out.num_elements(), " elements, the parameter ", spec.num_elements()));
+  }
+  if (kind != TensorKind::kWeight && !spec.trainable) {
+    return Error(absl::StatusCode::kFailedPrecondition, "read", spec.name, "the parameter is frozen");
+  }
+  int state_index = -1;
+  if (kind == TensorKind::kState) {
+    EK_ASSIGN_OR_RETURN(state_index, StateIndex(state));
+  }
+  const int position = Find(parameter).position;
+  const Unit& unit = *units[static_cast<size_t>(Find(parameter).unit)];
+  const DType dtype = kind == TensorKind::kWeight                                 ? spec.dtype
+                      : kind == TensorKind::kMaster && spec.dtype != DType::kBF16 ? spec.dtype
+                                                                                  : unit.gradient_dtype();
+  // Elements per rank, from the layout alone.
+  std::vector<int64_t> counts;
+  for (const auto& fragments : unit.layout().fragments) {
+    counts.push_back(0);
+    for (const ShardFragment& f : fragments) counts.back() += f.parameter == position ? f.count : 0;
+  }
+  const bool local = unit.group() == nullptr || unit.layout().replicated;
+  const int64_t own_count = counts[static_cast<size_t>(unit.rank())];
+  EK_ASSIGN_OR_RETURN(Buffer own, device_->Allocate(own_count * SizeOf(dtype)));
+  EK_ASSIGN_OR_RETURN(Buffer whole, device_->Allocate(local ? 0 : spec.num_elements() * SizeOf(dtype)));
+  int64_t done = 0;
+  for (const ShardFragment& f : unit.fragments()) {
+    if (f.parameter != position) continue;
+    const TensorView part = FragmentView(unit, f, kind, state_index);
+    EK_RETURN_IF_ERROR(comm_->Copy(own.data() + done, part.raw(), part.num_bytes()));
+    done += part.num_bytes();
+  }
+  const TensorView mine(own.data(), dtype, Shape({own_count}));
+  TensorView result = mine;
+  if (!local) {
+    result = TensorView(whole.data(), dtype, Shape({spec.num_elements()}));
+    EK_RETURN_IF_ERROR(unit.group()->AllGatherV(mine, result, counts, *comm_));
+  }
+  if (result.num_elements() > 0) {
+    EK_RETURN_IF_ERROR(Cast(result, out.Reshaped(Shape({out.num_elements()})), *comm_));
+  }
+  return comm_->Synchronize();
+}
+
+std::vector<StateTensor> PartitionedModel::Impl::StateTensors() {
+  std::vector<StateTensor> tensors;
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    const int position = Find(static_cast<int>(p)).position;
+    const Unit& unit = *units[static_cast<size_t>(Find(static_cast<int>(p)).unit)];
+    const bool trainable = parameters[p].trainable;
+    const auto add = [&](TensorKind kind, std::string state, int index) {
+      StateTensor tensor;
+      tensor.parameter = static_cast<int>(p);
+      tensor.kind = kind;
+      tensor.state = std::move(state);
+      for (const ShardFragment& f : unit.fragments()) {
+        if (f.parameter == position) tensor.fragments.push_back({f.begin, FragmentView(unit, f, kind, index)});
+      }
+      tensors.push_back(std::move(tensor));
+    };
+    add(trainable && parameters[p].dtype == DType::kBF16 ? TensorKind::kMaster : TensorKind::kWeight, "", -1);
+    if (!trainable) continue;
+    for (size_t s = 0; s < state_names.size(); ++s) add(TensorKind::kState, state_names[s], static_cast<int>(s));
+  }
+  return tensors;
+}
+
+absl::Status PartitionedModel::Impl::StateLoaded(int64_t step) {
+  EK_RETURN_IF_ERROR(coordinator->CheckNothingFetched());
+  for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->WeightsFromMasters(*comm_));
+  EK_RETURN_IF_ERROR(comm_->Synchronize());
+  EK_RETURN_IF_ERROR(compute_->Synchronize());
+  EK_RETURN_IF_ERROR(coordinator->EndPass());
+  coordinator->WeightsChanged();
+  optimizer->set_step(step);
+  optimizer->RememberShards();
+  return absl::OkStatus();
+}
+
+absl::Status PartitionedModel::Impl::CheckLeafIndex(int leaf) const {
+  if (leaf >= 0 && leaf < static_cast<int>(leaves.size())) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, "leaf", "", absl::StrCat("leaf ", leaf, " of ", leaves.size()));
+}
+
+PartitionedModel::PartitionedModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+PartitionedModel::~PartitionedModel() = default;
+
+absl::StatusOr<std::unique_ptr<PartitionedModel>> PartitionedModel::Create(std::vector<ParameterSpec> parameters,
+                                                                           const LeafSelection& selection,
+                                                                           const PartitionedModelOptions& options,
+                                                                           const ModelGroups& groups, Device* device,
+                                                                           Stream* compute, Stream* comm) {
+  auto impl = std::make_unique<Impl>();
+  EK_RETURN_IF_ERROR(impl->Init(std::move(parameters), selection, options, groups, device, compute, comm));
+  return std::unique_ptr<PartitionedModel>(new PartitionedModel(std::move(impl)));
+}
+
+int PartitionedModel::num_leaves() const { return static_cast<int>(impl_->leaves.size()); }
+const Leaf& PartitionedModel::leaf(LeafId id) const { return impl_->leaves[static_cast<size_t>(id.value)]; }
+absl::Span<const ParameterSpec> PartitionedModel::parameters() const { return impl_->parameters; }
+
+absl::StatusOr<LeafId> PartitionedModel::FindLeaf(absl::string_view name) const {
+  std::vector<std::string> names;
+  for (size_t l = 0; l < impl_->leaves.size(); ++l) {
+    if (impl_->leaves[l].name == name) return LeafId{static_cast<int>(l)};
+    names.push_back(impl_->leaves[l].name);
+  }
+  return Error(absl::StatusCode::kNotFound, "find_leaf", name,
+               absl::StrCat("there is no such leaf; there are: ", absl::StrJoin(names, ", ")));
+}
+
+absl::StatusOr<int> PartitionedModel::FindParameter(absl::string_view name) const {
+  for (size_t p = 0; p < impl_->parameters.size(); ++p) {
+    if (impl_->parameters[p].name == name) return static_cast<int>(p);
+  }
+  return Error(absl::StatusCode::kNotFound, "find_parameter", name, "there is no such parameter");
+}
+
+absl::StatusOr<LeafWeights> PartitionedModel::Fetch(LeafId id) {
+  EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  EK_ASSIGN_OR_RETURN(const FetchedLeaf fetched, impl_->coordinator->Fetch(id.value));
+  return LeafWeights(fetched.views, fetched.current_generation, fetched.generation);
+}
+
+absl::Status PartitionedModel::Release(LeafId id) {
+  EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  return impl_->coordinator->Release(id.value);
+}
+
+absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Gradients(LeafId id) {
+  EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  return impl_->Gradients(id.value);
+}
+
+absl::Status PartitionedModel::FlushGradients(LeafId id) {
+  EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  return impl_->FlushGradients(id.value);
+}
+
+absl::StatusOr<StepResult> PartitionedModel::Step() { return impl_->Step(); }
+void PartitionedModel::set_learning_rate(double rate) { impl_->optimizer->set_learning_rate(rate); }
+absl::Status PartitionedModel::ZeroGradients() { return impl_->ZeroGradients(); }
+absl::Status PartitionedModel::UseTrace(absl::string_view name) { return impl_->coordinator->UseTrace(name); }
+
+TraceState PartitionedModel::trace_state() const {
+  return impl_->coordinator->trace_complete() ? TraceState::kComplete : TraceState::kRecording;
+}
+
+std::string PartitionedModel::PlanText() const { return impl_->coordinator->PlanText(); }
+
+absl::Status PartitionedModel::ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out) {
+  return impl_->ReadTensor(parameter, kind, state, out);
+}
+
+std::vector<StateTensor> PartitionedModel::StateTensors() { return impl_->StateTensors(); }
+absl::Status PartitionedModel::StateLoaded(int64_t step) { return impl_->StateLoaded(step); }
+int64_t PartitionedModel::step() const { return impl_->optimizer->step(); }
+
+ModelCounts PartitionedModel::counts() const {
+  const CoordinatorCounts fetching = impl_->coordinator->counts();
+  ModelCounts counts;
+  counts.fetches = fetching.fetches;
+  counts.gathers = fetching.gathers;
+  counts.prefetched = fetching.prefetched;
+  counts.prefetch_wasted = fetching.prefetch_wasted;
+  counts.reused = fetching.reused;
+  counts.flushes = impl_->reducer->num_collectives();
+  counts.gathered_bytes = fetching.gathered_bytes;
+  counts.peak_gathered_bytes = fetching.peak_gathered_bytes;
+  counts.predicted_peak_gathered_bytes = fetching.predicted_peak_gathered_bytes;
+  counts.arena_bytes = fetching.arena_bytes;
+  counts.gradient_pool_bytes = impl_->reducer->pool_bytes();
+  counts.trace_changes = fetching.trace_changes;
+  counts.fetch_host_operations = fetching.fetch_host_operations;
+  counts.fetch_cycles = fetching.fetch_cycles;
+  return counts;
+}
+
+void PartitionedModel::ResetPeak() { impl_->coordinator->ResetPeak(); }
+
+std::string PartitionedModel::ToTable() const {
+  std::string out = absl::StrFormat("policy %s\n%-44s %6s %6s %12s %12s %9s\n", std::string(impl_->policy->name()),
+                                    "unit", "params", "ranks", "shard bytes", "gathered", "host ops");
+  for (const auto& unit : impl_->units) {
+    const UnitLayout& layout = unit->layout();
+    const int64_t ops = unit->resident() ? 0 : impl_->policy->Cost(unit->specs(), unit->world_size()).host_operations;
+    absl::StrAppendFormat(&out, "%-44s %6d %6d %12d %12d %9d\n", unit->name(), unit->specs().size(), layout.world_size,
+                          layout.shard_bytes, layout.gathered_bytes, ops);
+  }
+  return out;
+}
+
+int64_t PartitionedModel::PredictedHostOperations(LeafId id) const {
+  int64_t operations = 0;
+  bool first = true;
+  for (int u : impl_->coordinator->UnitsOf(id.value)) {
+    const Unit& unit = *impl_->units[static_cast<size_t>(u)];
+    if (unit.resident() || unit.members().persistent) continue;
+    const FetchCost cost = impl_->policy->Cost(unit.specs(), unit.world_size());
+    operations += cost.host_operations;
+    // The units of a leaf share its edges.
+    if (!first && impl_->policy->leaf_edges()) operations -= cost.event_records + cost.event_waits;
+    first = false;
+  }
+  return operations;
+}
+
+}  // namespace evenkeel::zero3

@@ -1,0 +1,291 @@
+#include "evenkeel/zero3/sharded_optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/runtime/base/digest.h"
+#include "evenkeel/runtime/base/error_context.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/optimizer.h"
+
+namespace evenkeel::zero3 {
+namespace {
+
+// Bits of the vote.
+constexpr int64_t kNonFinite = 1;
+constexpr int64_t kShardChanged = 2;
+
+ErrorContext Where(const ModelGroups& groups) {
+  ErrorContext where;
+  where.module = "zero3";
+  where.operation = "step";
+  if (groups.dp != nullptr) {
+    where.group = groups.dp->group().name;
+    where.rank = groups.dp->rank();
+    where.size = groups.dp->size();
+  }
+  return where;
+}
+
+absl::Status BadOption(absl::string_view what) {
+  ErrorContext where;
+  where.module = "zero3";
+  where.operation = "optimizer options";
+  return MakeError(absl::StatusCode::kInvalidArgument, where, what);
+}
+
+bool InUnitInterval(double x) { return x >= 0 && x < 1; }
+
+int SizeOfGroup(const comm::Communicator* group) { return group == nullptr ? 1 : group->size(); }
+int RankIn(const comm::Communicator* group) { return group == nullptr ? 0 : group->rank(); }
+
+}  // namespace
+
+std::vector<std::string> OptimizerStateNames(const OptimizerOptions& options) {
+  if (options.kind == OptimizerOptions::Kind::kAdamW) return {"first_moment", "second_moment"};
+  if (options.momentum != 0) return {"momentum"};
+  return {};
+}
+
+absl::Status ValidateOptimizerOptions(const OptimizerOptions& options) {
+  if (!std::isfinite(options.learning_rate) || options.learning_rate < 0) {
+    return BadOption(absl::StrCat("learning_rate ", options.learning_rate, " must be finite and not negative"));
+  }
+  if (!std::isfinite(options.weight_decay) || options.weight_decay < 0) {
+    return BadOption(absl::StrCat("weight_decay ", options.weight_decay, " must be finite and not negative"));
+  }
+  if (!InUnitInterval(options.momentum))
+    return BadOption(absl::StrCat("momentum ", options.momentum, " is not in [0, 1)"));
+  if (options.kind != OptimizerOptions::Kind::kAdamW) return absl::OkStatus();
+  if (!InUnitInterval(options.beta1) || !InUnitInterval(options.beta2)) {
+    return BadOption(absl::StrCat("beta1 ", options.beta1, " and beta2 ", options.beta2, " must be in [0, 1)"));
+  }
+  // Zero would turn the zero padding of shards into NaN.
+  if (!(options.epsilon > 0)) return BadOption(absl::StrCat("epsilon ", options.epsilon, " must be positive"));
+  return absl::OkStatus();
+}
+
+ShardedOptimizer::ShardedOptimizer(std::vector<Unit*> units, const PartitionedModelOptions& options,
+                                   const ModelGroups& groups, Stream* compute, Stream* comm)
+    : units_(std::move(units)),
+      options_(options.optimizer),
+      max_gradient_norm_(options.max_gradient_norm),
+      max_skipped_in_a_row_(options.max_skipped_in_a_row),
+      verify_shards_(options.verify_shards),
+      groups_(groups),
+      compute_(compute),
+      comm_(comm) {
+  for (const Unit* unit : units_) has_experts_ = has_experts_ || unit->members().family == Family::kExpert;
+}
+
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(std::vector<Unit*> units,
+                                                                           const PartitionedModelOptions& options,
+                                                                           const ModelGroups& groups, Device* device,
+                                                                           Stream* compute, Stream* comm) {
+  EK_RETURN_IF_ERROR(ValidateOptimizerOptions(options.optimizer));
+  if (options.max_skipped_in_a_row < 1) {
+    return BadOption(absl::StrCat("max_skipped_in_a_row ", options.max_skipped_in_a_row, " < 1"));
+  }
+  if (!(options.max_gradient_norm >= 0)) {
+    return BadOption(absl::StrCat("max_gradient_norm ", options.max_gradient_norm, " must not be negative"));
+  }
+  std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(std::move(units), options, groups, compute, comm));
+  const int64_t most = std::max(2 * ExactSumOfSquares::kWords, SizeOfGroup(groups.dp) + 1);
+  EK_ASSIGN_OR_RETURN(optimizer->words_, device->Allocate(most * static_cast<int64_t>(sizeof(int64_t))));
+  return optimizer;
+}
+
+// Padding enters no sum: fragments hold none. Elements that several ranks of a group hold count on its first rank,
+// TP-replicated parameters on lane 0. Returns the number of non-finite elements, counted wherever they are.
+int64_t ShardedOptimizer::AddLocalSquares(Sums& sums) const {
+  int64_t non_finite = 0;
+  ExactSumOfSquares elsewhere;
+  for (const Unit* unit : units_) {
+    const bool counts_here = !unit->layout().replicated || unit->rank() == 0;
+    ExactSumOfSquares& family = unit->members().family == Family::kExpert ? sums.expert : sums.dense;
+    for (const ShardFragment& f : unit->fragments()) {
+      if (f.gradient_offset < 0) continue;
+      const bool lane_counts =
+          !unit->specs()[static_cast<size_t>(f.parameter)].tp_replicated || RankIn(groups_.tp) == 0;
+      ExactSumOfSquares& sum = counts_here && lane_counts ? family : elsewhere;
+      const TensorView gradient = unit->Gradients(f.gradient_offset, f.count);
+      non_finite += gradient.dtype() == DType::kF64 ? sum.Add(gradient.data<double>(), f.count)
+                                                    : sum.Add(gradient.data<float>(), f.count);
+    }
+  }
+  return non_finite;
+}
+
+absl::Status ShardedOptimizer::AllReduceWords(comm::Communicator* group, absl::Span<int64_t> words, comm::ReduceOp op,
+                                              Stream& stream) {
+  if (SizeOfGroup(group) == 1) return absl::OkStatus();
+  const int64_t bytes = static_cast<int64_t>(words.size() * sizeof(int64_t));
+  const TensorView view(words_.data(), DType::kI64, Shape({static_cast<int64_t>(words.size())}));
+  EK_RETURN_IF_ERROR(stream.Copy(view.raw(), words.data(), bytes));
+  EK_RETURN_IF_ERROR(group->AllReduce(view, view, op, stream));
+  EK_RETURN_IF_ERROR(stream.Copy(words.data(), view.raw(), bytes));
+  return stream.Synchronize();
+}
+
+absl::StatusOr<int64_t> ShardedOptimizer::Vote(int64_t flags) {
+  EK_RETURN_IF_ERROR(AllReduceWords(groups_.dp, absl::MakeSpan(&flags, 1), comm::ReduceOp::kBitOr, *comm_));
+  EK_RETURN_IF_ERROR(AllReduceWords(groups_.tp, absl::MakeSpan(&flags, 1), comm::ReduceOp::kBitOr, *compute_));
+  return flags;
+}
+
+// Integers, so the order of the groups does not matter.
+absl::StatusOr<double> ShardedOptimizer::GlobalNorm(Sums& sums) {
+  const auto sum = comm::ReduceOp::kSum;
+  EK_RETURN_IF_ERROR(AllReduceWords(groups_.dp, sums.dense.words(), sum, *comm_));
+  sums.dense.Normalize();
+  if (has_experts_) {
+    EK_RETURN_IF_ERROR(AllReduceWords(groups_.edp, sums.expert.words(), sum, *comm_));
+    sums.expert.Normalize();
+    EK_RETURN_IF_ERROR(AllReduceWords(groups_.ep, sums.expert.words(), sum, *compute_));
+    sums.expert.Normalize();
+  }
+  ExactSumOfSquares total = sums.dense;
+  const auto add_experts = [&] {
+    for (int i = 0; i < ExactSumOfSquares::kWords; ++i) {
+      total.words()[static_cast<size_t>(i)] += sums.expert.words()[static_cast<size_t>(i)];
+    }
+    total.Normalize();
+  };
+  if (groups_.experts_over_tp) add_experts();
+  EK_RETURN_IF_ERROR(AllReduceWords(groups_.tp, total.words(), sum, *compute_));
+  total.Normalize();
+  if (!groups_.experts_over_tp) add_experts();
+  return total.Norm();
+}
+
+absl::StatusOr<StepResult> ShardedOptimizer::Step() {
+  Sums sums;
+  const int64_t non_finite = AddLocalSquares(sums);
+  std::vector<std::string> changed;
+  if (verify_shards_) EK_RETURN_IF_ERROR(FindChangedShards(changed));
+  EK_ASSIGN_OR_RETURN(const int64_t votes,
+                      Vote((non_finite > 0 ? kNonFinite : 0) | (changed.empty() ? 0 : kShardChanged)));
+  if ((votes & kShardChanged) != 0) return ReportChangedShards(changed);
+  if ((votes & kNonFinite) != 0) return Skip();
+  StepResult result;
+  EK_ASSIGN_OR_RETURN(result.gradient_norm, GlobalNorm(sums));
+  if (max_gradient_norm_ > 0 && result.gradient_norm > max_gradient_norm_) {
+    result.clip_scale = max_gradient_norm_ / result.gradient_norm;
+  }
+  ++step_;
+  EK_RETURN_IF_ERROR(Update(result.clip_scale));
+  EK_RETURN_IF_ERROR(ZeroGradients());
+  EK_RETURN_IF_ERROR(comm_->Synchronize());
+  if (verify_shards_) RememberShards();
+  skipped_in_a_row_ = 0;
+  result.stepped = true;
+  result.step = step_;
+  result.skipped_total = skipped_total_;
+  return result;
+}
+
+absl::StatusOr<StepResult> ShardedOptimizer::Skip() {
+  ++skipped_total_;
+  ++skipped_in_a_row_;
+  EK_RETURN_IF_ERROR(ZeroGradients());
+  EK_RETURN_IF_ERROR(comm_->Synchronize());
+  if (skipped_in_a_row_ >= max_skipped_in_a_row_) {
+    ErrorContext where = Where(groups_);
+    where.sequence = step_;
+    where.next_step = "look for the cause of the non-finite gradients, or lower the learning rate";
+    return MakeError(absl::StatusCode::kAborted, where,
+                     absl::StrCat(skipped_in_a_row_, " steps in a row had non-finite gradients"));
+  }
+  StepResult result;
+  result.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+  result.step = step_;
+  result.skipped_total = skipped_total_;
+  result.skipped_in_a_row = skipped_in_a_row_;
+  return result;
+}
+
+absl::Status ShardedOptimizer::Update(double gradient_scale) {
+  for (const Unit* unit : units_) {
+    for (const OptimizerRun& run : unit->runs()) EK_RETURN_IF_ERROR(UpdateRun(*unit, run, gradient_scale));
+  }
+  for (Unit* unit : units_) EK_RETURN_IF_ERROR(unit->WeightsFromMasters(*comm_));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::UpdateRun(const Unit& unit, const OptimizerRun& run, double gradient_scale) {
+  const ConstTensorView gradient = unit.Gradients(run.gradient_offset, run.count);
+  const TensorView master = run.dtype == DType::kBF16 ? unit.Masters(run.gradient_offset, run.count)
+                                                      : unit.Weights(run.weight_offset, run.dtype, run.count);
+  const double decay = run.weight_decay ? options_.weight_decay : 0;
+  const auto state = [&](int i) { return unit.State(i, run.gradient_offset, run.count); };
+  if (options_.kind == OptimizerOptions::Kind::kSgd) {
+    const SgdOptions sgd{.learning_rate = options_.learning_rate,
+                         .momentum = options_.momentum,
+                         .weight_decay = decay,
+                         .gradient_scale = gradient_scale};
+    return SgdStep(sgd, gradient, options_.momentum != 0 ? state(0) : TensorView(), master, *comm_);
+  }
+  const AdamWOptions adamw{.learning_rate = options_.learning_rate,
+                           .beta1 = options_.beta1,
+                           .beta2 = options_.beta2,
+                           .epsilon = options_.epsilon,
+                           .weight_decay = decay,
+                           .gradient_scale = gradient_scale,
+                           .step = step_};
+  return AdamWStep(adamw, gradient, state(0), state(1), master, *comm_);
+}
+
+absl::Status ShardedOptimizer::ZeroGradients() {
+  for (const Unit* unit : units_) {
+    const TensorView gradients = unit->Gradients(0, unit->gradient_count());
+    if (gradients.num_bytes() > 0) EK_RETURN_IF_ERROR(comm_->Fill(gradients.raw(), 0, gradients.num_bytes()));
+  }
+  return absl::OkStatus();
+}
+
+void ShardedOptimizer::RememberShards() {
+  digests_.clear();
+  for (const Unit* unit : units_) {
+    const TensorView shard = unit->weight_shard();
+    digests_.push_back(Digest64(shard.raw(), static_cast<size_t>(shard.num_bytes())));
+  }
+}
+
+absl::Status ShardedOptimizer::FindChangedShards(std::vector<std::string>& names) const {
+  for (size_t u = 0; u < digests_.size(); ++u) {
+    const TensorView shard = units_[u]->weight_shard();
+    if (Digest64(shard.raw(), static_cast<size_t>(shard.num_bytes())) != digests_[u])
+      names.push_back(units_[u]->name());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::ReportChangedShards(const std::vector<std::string>& names) const {
+  ErrorContext where = Where(groups_);
+  where.sequence = step_;
+  where.next_step = "the step was not taken; restart from the last checkpoint";
+  const int size = SizeOfGroup(groups_.dp);
+  std::vector<int64_t> flags(static_cast<size_t>(size), names.empty() ? 0 : 1);
+  if (size > 1) {
+    const TensorView all(words_.data(), DType::kI64, Shape({size}));
+    const TensorView own(words_.data() + size * static_cast<int64_t>(sizeof(int64_t)), DType::kI64, Shape({1}));
+    EK_RETURN_IF_ERROR(comm_->Copy(own.raw(), flags.data(), sizeof(int64_t)));
+    EK_RETURN_IF_ERROR(groups_.dp->AllGather(own, all, *comm_));
+    EK_RETURN_IF_ERROR(comm_->Copy(flags.data(), all.raw(), all.num_bytes()));
+    EK_RETURN_IF_ERROR(comm_->Synchronize());
+  }
+  for (int r = 0; r < size; ++r) {
+    if (flags[static_cast<size_t>(r)] != 0) where.findings.push_back({r, "has a changed shard"});
+  }
+  const std::string what =
+      names.empty() ? "a weight shard of another rank changed since the last step"
+                    : absl::StrCat("the weight shard of ", absl::StrJoin(names, ", "), " changed since the last step");
+  return MakeError(absl::StatusCode::kDataLoss, where, what);
+}
+
+}  // namespace evenkeel::zero3
