@@ -77,9 +77,9 @@ struct ModelCounts {
   int64_t gathered_bytes = 0;       // live now
   int64_t peak_gathered_bytes = 0;  // since ResetPeak
   int64_t predicted_peak_gathered_bytes = 0;
-  int64_t arena_bytes = 0;    // reserved for planned leaves
+  int64_t arena_bytes = 0;          // reserved for planned leaves
   int64_t gradient_pool_bytes = 0;  // buffers for full gradients, kept for reuse
-  int64_t trace_changes = 0;  // times the recorded order was left
+  int64_t trace_changes = 0;        // times the recorded order was left
   // Host operations inside Fetch and Release, and the number of fetches of leaves that are not always resident: their
   // quotient is the cost of a leaf fetch. The device must be this rank's own.
   int64_t fetch_host_operations = 0;
