@@ -240,17 +240,19 @@ absl::StatusOr<Buffer> HostDevice::Allocate(int64_t bytes) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes"));
   if (bytes == 0) return Buffer(this, nullptr, 0);
   EK_ASSIGN_OR_RETURN(const int64_t padded, CheckedRoundUp(bytes, kAlignment));
-  const int64_t live = counters_.Snapshot().live_bytes;
-  if (bytes > options_.max_live_bytes - live) {
-    return absl::ResourceExhaustedError(absl::StrCat(options_.name, ": ", bytes, " bytes wanted, ", live,
-                                                     " live of a limit of ", options_.max_live_bytes));
+  const int64_t live = counters_.ReserveLive(bytes, options_.max_live_bytes);
+  if (live < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(options_.name, ": ", bytes, " bytes wanted, ",
+                                                     counters_.Snapshot().live_bytes, " live of a limit of ",
+                                                     options_.max_live_bytes));
   }
   void* data = std::aligned_alloc(kAlignment, static_cast<size_t>(padded));
   if (data == nullptr) {
+    counters_.CancelLive(bytes);
     return absl::ResourceExhaustedError(absl::StrCat(options_.name, ": no memory for ", bytes, " bytes"));
   }
   if (options_.poison) std::memset(data, kPoison, static_cast<size_t>(padded));
-  counters_.AddAllocation(bytes);
+  counters_.AddAllocation(bytes, live);
   return Buffer(this, data, bytes);
 }
 

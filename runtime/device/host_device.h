@@ -32,7 +32,7 @@ class HostDevice final : public Device {
     bool poison = false;
     // Called by a worker stream before its n-th operation; the worker sleeps
     // that long. For race tests.
-    std::function<absl::Duration(absl::string_view stream, int64_t n)> delay;
+    std::function<absl::Duration(absl::string_view stream, int64_t n)> delay = nullptr;
     // Sleeps of injected delays go through this clock.
     Clock* clock = Clock::Real();
   };

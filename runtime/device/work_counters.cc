@@ -44,13 +44,22 @@ void WorkCounters::AddFill() {
   Add(fills_, 1);
 }
 
-void WorkCounters::AddAllocation(int64_t bytes) {
+int64_t WorkCounters::ReserveLive(int64_t bytes, int64_t limit) {
+  int64_t live = Get(live_bytes_);
+  do {
+    if (bytes > limit - live) return -1;
+  } while (!live_bytes_.compare_exchange_weak(live, live + bytes, std::memory_order_relaxed));
+  return live + bytes;
+}
+
+void WorkCounters::CancelLive(int64_t bytes) { Add(live_bytes_, -bytes); }
+
+void WorkCounters::AddAllocation(int64_t bytes, int64_t live_bytes) {
   Add(host_operations_, 1);
   Add(allocations_, 1);
   Add(allocated_bytes_, bytes);
-  const int64_t live = live_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   int64_t peak = Get(peak_live_bytes_);
-  while (peak < live && !peak_live_bytes_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+  while (peak < live_bytes && !peak_live_bytes_.compare_exchange_weak(peak, live_bytes, std::memory_order_relaxed)) {
   }
 }
 

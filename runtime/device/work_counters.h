@@ -57,7 +57,12 @@ class WorkCounters {
   void AddLaunch();
   void AddCopy(int64_t bytes);
   void AddFill();
-  void AddAllocation(int64_t bytes);
+  // Takes `bytes` into the live bytes and returns their new sum, or -1 (and takes nothing) where that would pass
+  // `limit`. Followed by AddAllocation, or by CancelLive where there was no memory after all.
+  int64_t ReserveLive(int64_t bytes, int64_t limit);
+  void CancelLive(int64_t bytes);
+  // `live_bytes` is what ReserveLive returned.
+  void AddAllocation(int64_t bytes, int64_t live_bytes);
   void AddFree(int64_t bytes);
   void AddEventRecord();
   void AddEventWait();

@@ -69,21 +69,39 @@ struct F16 {
   explicit operator float() const;
 };
 
+template <typename T>
+struct DTypeTraits;  // no definition: not an element type
+template <>
+struct DTypeTraits<float> {
+  static constexpr DType kDType = DType::kF32;
+};
+template <>
+struct DTypeTraits<BF16> {
+  static constexpr DType kDType = DType::kBF16;
+};
+template <>
+struct DTypeTraits<double> {
+  static constexpr DType kDType = DType::kF64;
+};
+template <>
+struct DTypeTraits<int32_t> {
+  static constexpr DType kDType = DType::kI32;
+};
+template <>
+struct DTypeTraits<int64_t> {
+  static constexpr DType kDType = DType::kI64;
+};
+template <>
+struct DTypeTraits<uint8_t> {
+  static constexpr DType kDType = DType::kU8;
+};
+template <>
+struct DTypeTraits<F16> {
+  static constexpr DType kDType = DType::kF16;
+};
 // Maps a C++ scalar to its DType: DTypeOf<float> == DType::kF32.
 template <typename T>
-inline constexpr DType DTypeOf = DType::kU8;
-template <>
-inline constexpr DType DTypeOf<float> = DType::kF32;
-template <>
-inline constexpr DType DTypeOf<BF16> = DType::kBF16;
-template <>
-inline constexpr DType DTypeOf<double> = DType::kF64;
-template <>
-inline constexpr DType DTypeOf<int32_t> = DType::kI32;
-template <>
-inline constexpr DType DTypeOf<int64_t> = DType::kI64;
-template <>
-inline constexpr DType DTypeOf<F16> = DType::kF16;
+inline constexpr DType DTypeOf = DTypeTraits<T>::kDType;
 
 }  // namespace evenkeel
 
