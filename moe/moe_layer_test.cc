@@ -232,6 +232,16 @@ TEST_P(OrderGridTest, TokenSlicedWithWholeExpertsIsLikeDense) {
   ExpectCounts(run, Name(c, "token_sliced"));
 }
 
+// More rows than one block of the weight gradient: a ragged order sums them at the padded orders' positions.
+TEST(MoeLayerTest, WeightGradientsSumRowsAtCanonicalPositions) {
+  LayerCase c = {.tp = 2, .ep = 2, .experts = 2, .top_k = 1, .tokens = 300, .dtype = DType::kF32};
+  c.capacity_factor = 1.5;
+  ExpectBitwiseEqual(RunOrder(c, "reference"), RunOrder(c, "token_sliced"), "canonical positions");
+  c.top_k = 2;
+  c.capacity_factor = 0.7;
+  ExpectBitwiseEqual(RunOrder(c, "fused"), RunOrder(c, "token_sliced"), "canonical positions, drops");
+}
+
 // ---- Experts, dtypes, streams ----
 
 std::vector<std::string> TensorParallelOrders() { return {"reference", "drop_gather", "fused", "token_sliced"}; }

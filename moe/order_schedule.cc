@@ -35,6 +35,19 @@ RowNesting Grouped(const RowNesting& nesting) {
   return grouped;
 }
 
+// How a value lies that enters or leaves a program as rows: by expert at the source, as it arrived at the experts.
+RowNesting Customary(const ValueType& type) {
+  if (type.form == Dim::kTokens) return {};
+  const bool lanes = !IsVarying(type.tp) && (type.form == Dim::kSlots || type.tp.dim != Dim::kUnset);
+  RowNesting nesting;
+  if (lanes && type.form != Dim::kSlots) nesting.push_back(RowTag::kLane);
+  if (AtExperts(type)) nesting.push_back(RowTag::kSource);
+  nesting.push_back(RowTag::kExpert);
+  if (lanes && type.form == Dim::kSlots) nesting.push_back(RowTag::kLane);
+  nesting.push_back(RowTag::kSlot);
+  return nesting;
+}
+
 // True when only tags of extent 1 change their place.
 bool SameRows(const RowNesting& from, const RowNesting& to, const RowExtents& extents) {
   RowNesting a, b;
@@ -78,7 +91,7 @@ class ProgramBuilder {
     RowsRef value = {.buffer = kInputBuffer,
                      .first_row = 0,
                      .rows = out_.buffers[kInputBuffer].rows,
-                     .nesting = {},
+                     .nesting = Customary(program_.front().before),
                      .type = program_.front().before};
     for (size_t i = 0; i < program_.size(); ++i) {
       step_ = static_cast<int>(i);
@@ -368,7 +381,8 @@ class ProgramBuilder {
 
   // Puts the final value into the caller's output: by writing it there in the first place where a whole own buffer
   // holds it, else by a copy.
-  void Deliver(const RowsRef& value) {
+  void Deliver(const RowsRef& last) {
+    const RowsRef value = Renest(last, Customary(last.type));
     const bool own =
         value.buffer >= first_own_ && !IsTape(value.buffer) && value.rows == out_.buffers[value.buffer].rows;
     if (!own) {
