@@ -31,7 +31,7 @@ namespace evenkeel::moe {
 struct PublishedBlockOptions {
   int64_t layer = 0;
   // "mixtral", "qwen_moe", "deepseek"; empty: by config.json's model_type.
-  std::string family;
+  std::string family = {};
   // A dropless order for one rank.
   std::string order = "token_sliced";
 };
