@@ -148,6 +148,8 @@ class World final : public InProcessWorld {
   std::vector<Seat> seats_;
   // Ranks that are not known to be asleep: not entered, or entered and running.
   std::atomic<int> num_running_{0};
+  // Counts every falling asleep and waking up.
+  std::atomic<uint64_t> num_moves_{0};
   absl::Mutex mutex_;
   int64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::shared_ptr<Gathering>> gatherings_ ABSL_GUARDED_BY(mutex_);
@@ -347,9 +349,11 @@ Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Ca
   seat.phase.store(phase, std::memory_order_relaxed);
   seat.operation.store(static_cast<int>(call.operation), std::memory_order_relaxed);
   seat.sequence.store(call.sequence, std::memory_order_relaxed);
+  num_moves_.fetch_add(1, std::memory_order_seq_cst);
   seat.group.store(group, std::memory_order_seq_cst);
   if (num_running_.fetch_sub(1, std::memory_order_seq_cst) == 1) FindDeadlock();
   const Rendezvous::Outcome outcome = group->rendezvous().Wait(phase, until_ns);
+  num_moves_.fetch_add(1, std::memory_order_seq_cst);
   num_running_.fetch_add(1, std::memory_order_seq_cst);
   seat.group.store(nullptr, std::memory_order_seq_cst);
   return outcome;
@@ -360,6 +364,7 @@ Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Ca
 // the world's mutex is held (see Release).
 void World::FindDeadlock() {
   absl::MutexLock lock(&mutex_);
+  const uint64_t moves = num_moves_.load(std::memory_order_seq_cst);
   std::map<int, Sleeper> sleepers;  // by world rank
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats_[rank];
@@ -378,7 +383,9 @@ void World::FindDeadlock() {
                                 GroupText(group->group()), " epoch=", group->epoch(), " seq=", seat.sequence.load());
     sleepers.emplace(rank, std::move(sleeper));
   }
-  if (sleepers.empty()) return;
+  // A rank that moved while the seats were read may have been seen before and after: no picture of one moment. Who
+  // falls asleep last looks again.
+  if (sleepers.empty() || num_moves_.load(std::memory_order_seq_cst) != moves) return;
   const std::string what = absl::StrCat("deadlock, every rank of the process is blocked: ", CycleText(sleepers));
   for (const auto& [rank, sleeper] : sleepers) {
     std::vector<RankFinding> findings;

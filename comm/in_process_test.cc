@@ -158,6 +158,21 @@ TEST(InProcessTest, NoFalseDeadlockUnderLoad) {
   EXPECT_OK(FirstFailure(statuses));
 }
 
+// While one rank looks for a deadlock, others wake up, complete what the first is seen in, and sleep in the next call.
+TEST(InProcessTest, NoFalseDeadlockBetweenTwoCallsOfOneGroup) {
+  constexpr int kRanks = 5;
+  auto world = MakeWorld(kRanks);
+  const auto statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
+    Lane lane;
+    EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(WorldGroup(kRanks)));
+    std::vector<float> one(3, static_cast<float>(backend.rank()));
+    std::vector<float> all(3 * kRanks);
+    for (int i = 0; i < 3000; ++i) EK_RETURN_IF_ERROR(group->AllGather(View(one), View(all), *lane.stream));
+    return absl::OkStatus();
+  });
+  EXPECT_OK(FirstFailure(statuses));
+}
+
 TEST(InProcessTest, CreateGroupNamesTheMissing) {
   auto world = MakeWorld(3, absl::Milliseconds(200));
   const auto statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
