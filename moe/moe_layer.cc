@@ -14,6 +14,7 @@
 #include "evenkeel/moe/ragged_plan.h"
 #include "evenkeel/moe/row_maps.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/tensor/tensor.h"
 
 namespace evenkeel::moe {
@@ -29,6 +30,7 @@ struct MoeTapeState {
   OrderTraffic forward_traffic;
   OrderTraffic backward_traffic;
   OrderMemory memory;
+  Tensor all_tokens;                            // the router's input where the caller's is sliced
   std::vector<std::pair<int, Tensor>> carried;  // by number in the backward schedule
   std::vector<float> route_gradient;            // [s, k]
   bool ready = false;
@@ -113,14 +115,15 @@ class MoeLayerImpl final : public MoeLayer {
     MoeTapeState& state = tape->state();
     state = MoeTapeState();
     EK_RETURN_IF_ERROR(CheckTokens(x, y));
+    EK_ASSIGN_OR_RETURN(const ConstTensorView all_tokens, GatherTokens(x, &state, stream));
     state.step = call.step;
-    state.router_input = {.x = x,
+    state.router_input = {.x = all_tokens,
                           .gate = weights.router,
                           .selection_bias = call.selection_bias,
                           .token_mask = call.token_mask,
                           .replay = call.replay};
     EK_ASSIGN_OR_RETURN(state.decision, router_->Route(state.router_input, call.step, stream));
-    EK_RETURN_IF_ERROR(Plan(x.shape().dim(0), &state, stream));
+    EK_RETURN_IF_ERROR(Plan(all_tokens.shape().dim(0), &state, stream));
 
     OrderExecutor executor(Input(order_.forward, state.schedules.forward, weights, &state, false), device_,
                            &state.indices, &stream);
@@ -153,8 +156,11 @@ class MoeLayerImpl final : public MoeLayer {
     state.router_input.gate = weights.router;
     const ConstTensorView dweight(state.route_gradient.data(), DType::kF32,
                                   Shape({state.decision.num_tokens, state.decision.top_k}));
-    return router_->Backward(state.router_input, state.step, state.decision, dweight, losses, dx, gradients.router,
-                             stream);
+    const auto router_backward = [&](TensorView into) {
+      return router_->Backward(state.router_input, state.step, state.decision, dweight, losses, into, gradients.router,
+                               stream);
+    };
+    return takes_own_tokens() ? AddOwnRows(router_backward, state.all_tokens.shape(), dx, stream) : router_backward(dx);
   }
 
  private:
@@ -163,6 +169,44 @@ class MoeLayerImpl final : public MoeLayer {
   int lane() const { return groups_.tp == nullptr ? 0 : groups_.tp->rank(); }
   comm::Communicator* control_tp() const { return groups_.control_tp != nullptr ? groups_.control_tp : groups_.tp; }
   comm::Communicator* control_ep() const { return groups_.control_ep != nullptr ? groups_.control_ep : groups_.ep; }
+
+  // A sequence-parallel caller: each lane brings its own tokens.
+  bool takes_own_tokens() const { return IsVarying(order_.order.input) && tp_size() > 1; }
+
+  // All tokens of the TP group (`x` itself where the lanes have them all), for the router: which routes are kept is
+  // decided on all of them. Lanes own tokens as OwnTokens says; anything else is FailedPrecondition on all lanes.
+  absl::StatusOr<ConstTensorView> GatherTokens(ConstTensorView x, MoeTapeState* state, Stream& stream) {
+    if (!takes_own_tokens()) return x;
+    const int64_t own = x.shape().dim(0);
+    std::vector<int64_t> counts(tp_size());
+    EK_RETURN_IF_ERROR(control_tp()->AllGather(ConstTensorView(&own, DType::kI64, Shape({1})),
+                                               TensorView(counts.data(), DType::kI64, Shape({tp_size()})), stream));
+    EK_RETURN_IF_ERROR(stream.Synchronize());
+    const int64_t tokens = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    for (int lane = 0; lane < tp_size(); ++lane) {
+      const int64_t wanted = OwnTokens(tokens, tp_size(), lane).size();
+      if (counts[lane] == wanted) continue;
+      return absl::FailedPreconditionError(absl::StrCat("moe: lane ", lane, " brings ", counts[lane], " of ", tokens,
+                                                        " tokens, wants ", wanted,
+                                                        " (equal shares, longer ones first)"));
+    }
+    const int64_t hidden = config_.router.hidden;
+    EK_ASSIGN_OR_RETURN(state->all_tokens, Tensor::Create(device_, config_.dtype, Shape({tokens, hidden})));
+    for (int64_t& count : counts) count *= hidden;
+    EK_RETURN_IF_ERROR(control_tp()->AllGatherV(x, state->all_tokens.view(), counts, stream));
+    return state->all_tokens.const_view();
+  }
+
+  // dx += this lane's rows of a gradient of all tokens that `backward` adds into zeros.
+  absl::Status AddOwnRows(const std::function<absl::Status(TensorView)>& backward, const Shape& shape, TensorView dx,
+                          Stream& stream) {
+    EK_ASSIGN_OR_RETURN(Tensor all, Tensor::Create(device_, config_.dtype, shape));
+    EK_RETURN_IF_ERROR(stream.Fill(all.view().raw(), 0, all.view().num_bytes()));
+    EK_RETURN_IF_ERROR(backward(all.view()));
+    const TokenRange own = OwnTokens(shape.dim(0), tp_size(), lane());
+    EK_RETURN_IF_ERROR(Add(dx, all.view().Rows(own.begin, own.size()), dx, stream));
+    return stream.Synchronize();  // `all` goes now
+  }
 
   absl::Status CheckTokens(const ConstTensorView& in, const TensorView& out) const {
     if (in.shape().rank() != 2) return CheckRows("tokens", in, config_.dtype, -1, config_.router.hidden);
@@ -197,7 +241,23 @@ class MoeLayerImpl final : public MoeLayer {
     state->forward_traffic = ComputeTraffic(order_, maps.sizes, false);
     state->backward_traffic = ComputeTraffic(order_, maps.sizes, true);
     state->memory = state->schedules.memory();
+    AddGatheredTokens(tokens, state);
     return absl::OkStatus();
+  }
+
+  // What GatherTokens and AddOwnRows add to the predictions.
+  void AddGatheredTokens(int64_t tokens, MoeTapeState* state) const {
+    if (!takes_own_tokens()) return;
+    const int64_t bytes = tokens * config_.router.hidden * SizeOf(config_.dtype);
+    const int64_t own = OwnTokens(tokens, tp_size(), lane()).size();
+    state->forward_traffic.control_tp.bytes +=
+        (8 + own * config_.router.hidden * SizeOf(config_.dtype)) * (tp_size() - 1);
+    state->forward_traffic.control_tp.collectives += 2;
+    OrderMemory& memory = state->memory;
+    memory.forward_peak += bytes;
+    memory.tape += bytes;
+    // At the end: the tokens, their gradient, and the router's own logits.
+    memory.backward_peak = std::max(memory.backward_peak + bytes, 2 * bytes + tokens * config_.router.experts * 4);
   }
 
   // Exchanges the row counts, then plans with them.

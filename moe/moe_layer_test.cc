@@ -560,6 +560,48 @@ TEST(MoeLayerTest, AnyWellTypedOrderRuns) {
   }
 }
 
+// A sequence-parallel caller: each lane brings and gets its own tokens; the first slice and the last gather fall away.
+TEST(MoeLayerTest, SlicedTokensAtBothEnds) {
+  ASSERT_OK_AND_ASSIGN(const Order order,
+                       ParseOrder(R"pb(
+                                    name: "sequence_parallel"
+                                    expert_layout: ANY_LAYOUT
+                                    input: SLICED_TOKENS
+                                    output: SLICED_TOKENS
+                                    step { kind: DISPATCH dim: ROWS }
+                                    step { kind: ALL_TO_ALL_V }
+                                    step { kind: ALL_GATHER dim: ROWS to: REPLICATED when: TENSOR_PARALLEL_EXPERTS }
+                                    step { kind: EXPERTS }
+                                    step { kind: REDUCE_SCATTER dim: ROWS when: TENSOR_PARALLEL_EXPERTS }
+                                    step { kind: ALL_TO_ALL_V }
+                                    step { kind: COMBINE })pb",
+                                  "test"));
+  for (bool whole : {false, true}) {
+    for (int tp : {1, 2, 4}) {
+      LayerCase c = {.tp = tp, .ep = 2, .experts = 4, .top_k = 2, .tokens = 7};
+      c.whole = whole;
+      const std::string what = Name(c, order.name);
+      absl::StatusOr<LayerRun> run = RunLayer(c, order);
+      ASSERT_OK(run) << what;
+      const DenseResult dense = RunDense(c, *run);
+      const LayerRun replicated = RunOrder(c, "token_sliced");
+      for (size_t r = 0; r < run->ranks.size(); ++r) {
+        const RankRun& rank = run->ranks[r];
+        const int64_t first = rank.lane * (7 / tp) + std::min(rank.lane, 7 % tp);
+        const auto own = [&](const std::vector<double>& all) {
+          const auto begin = all.begin() + first * c.hidden;
+          return std::vector<double>(begin, begin + rank.values.y.size());
+        };
+        EXPECT_LE(MaxDifference(rank.values.y, own(dense.y[rank.replica])), 1e-12) << what;
+        EXPECT_LE(MaxDifference(rank.values.dx, own(dense.dx[rank.replica])), 2e-5) << what;
+        EXPECT_EQ(rank.values.router, replicated.ranks[r].values.router) << what;
+        EXPECT_EQ(rank.values.w_in, replicated.ranks[r].values.w_in) << what;
+      }
+      ExpectCounts(*run, what);
+    }
+  }
+}
+
 // ---- Refusals ----
 
 TEST(MoeLayerTest, RefusesWhatDoesNotFit) {
