@@ -1,0 +1,259 @@
+// The main job: trains the same MoE language model on the same text under a reference order and candidates, step by
+// step, and compares.
+//
+//   parity                                               every built-in order against `reference`, 16 threads
+//   parity --candidate=mine.textproto --steps=20
+//   mpirun -n 8 parity --backend=mpi --tp=2 --ep=2 --dp=4 --steps=10
+//
+// Exit codes: 0 every candidate holds, 1 a mismatch, 2 bad usage or configuration, 3 a fault.
+#include "evenkeel/testing/parity.h"
+
+#include <gflags/gflags.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/mesh.h"
+#include "evenkeel/comm/mpi/mpi_backend.h"
+#include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/capacity.h"
+#include "evenkeel/moe/order.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/tensor/dtype.h"
+#include "evenkeel/testing/corpus.h"
+#include "evenkeel/testing/parity_result.h"
+#include "evenkeel/testing/training_config.h"
+#include "evenkeel/tools/program.h"
+#include "evenkeel/tools/report/report_writer.h"
+
+DEFINE_string(reference, "reference", "order name, path to an order textproto, or `dense` (naive run in double)");
+DEFINE_string(candidate, "",
+              "order names or paths, comma separated; default: every built-in order that fits the layout");
+DEFINE_int32(tp, 2, "tensor-parallel size");
+DEFINE_int32(ep, 4, "expert-parallel size");
+DEFINE_int32(dp, 8, "data-parallel replicas; the world is tp * dp ranks");
+DEFINE_int32(etp, 0, "expert tensor-parallel size, 1 or tp; default: what each order asks for");
+DEFINE_string(backend, "threads", "threads, mpi (under mpirun), nccl");
+DEFINE_string(zero3, "flat", "off, per_parameter, coalesced, flat; a comma list compares fetch policies too");
+DEFINE_string(dtype, "f32", "f32, bf16 or f64");
+DEFINE_string(optimizer, "sgd", "sgd or adamw");
+DEFINE_double(learning_rate, 0, "default: 0.5 for sgd, 0.003 for adamw");
+DEFINE_int64(steps, 50, "training steps");
+DEFINE_uint64(seed, 1, "of initial weights, batches and router noise");
+DEFINE_int32(experts, 8, "experts of a layer");
+DEFINE_int32(top_k, 2, "routes per token");
+DEFINE_string(capacity_factor, "1.25", "0 is dropless");
+DEFINE_string(corpus, evenkeel::testutil::kDefaultCorpus, "any text file or folder, read as bytes");
+DEFINE_string(out, "parity-report", "folder for report.json, report.html, report.md, loss.png");
+DEFINE_int32(deadline_seconds, 60, "limit of every collective call");
+
+namespace evenkeel::tools {
+namespace {
+
+using testutil::ParityConfig;
+using testutil::ParityEntry;
+using testutil::ParityResult;
+using testutil::ParityRun;
+
+constexpr char kUsage[] =
+    "parity [--reference=ORDER] [--candidate=ORDER,...] [--tp=N --ep=N --dp=N] [--backend=threads|mpi]";
+
+bool IsDefault(const char* flag) { return gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }
+
+std::vector<std::string> Words(const std::string& list) { return absl::StrSplit(list, ',', absl::SkipEmpty()); }
+
+absl::Status BadFlag(absl::string_view flag, absl::string_view value, absl::string_view wanted) {
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value, ": ", wanted));
+}
+
+// Whether --etp allows the layout that the order runs in.
+bool FitsEtp(const moe::Order& order) {
+  if (IsDefault("etp")) return true;
+  comm::MeshShape mesh{FLAGS_tp, FLAGS_ep, FLAGS_dp, FLAGS_etp};
+  return testutil::MeshForOrder(mesh, order).etp == FLAGS_etp;
+}
+
+absl::StatusOr<ParityEntry> Entry(const std::string& name, const std::string& zero3) {
+  const bool registered = name == testutil::kDense || moe::FindOrder(name).ok();
+  absl::StatusOr<ParityEntry> entry = testutil::NamedEntry(registered ? name : UserPath(name), zero3);
+  if (absl::IsNotFound(entry.status())) {
+    return absl::NotFoundError(absl::StrCat(moe::FindOrder(name).status().message(), "; nor is there a file ", name));
+  }
+  EK_RETURN_IF_ERROR(entry.status());
+  entry->name = name;
+  if (!entry->dense && !FitsEtp(entry->order)) {
+    return absl::InvalidArgumentError(absl::StrCat("--etp=", FLAGS_etp, " contradicts order '", name, "', which runs ",
+                                                   moe::ExpertLayoutName(entry->order.expert_layout),
+                                                   " experts (--tp=", FLAGS_tp, ")"));
+  }
+  return entry;
+}
+
+// The reference first. Every order runs under the first policy, the reference under all of them.
+absl::StatusOr<std::vector<ParityEntry>> Entries() {
+  const std::vector<std::string> policies = Words(FLAGS_zero3);
+  if (policies.empty())
+    return BadFlag("zero3", FLAGS_zero3, "name at least one of off, per_parameter, coalesced, flat");
+  for (const std::string& policy : policies) {
+    if (policy != "off" && policy != "per_parameter" && policy != "coalesced" && policy != "flat") {
+      return BadFlag("zero3", policy, "known are off, per_parameter, coalesced, flat");
+    }
+  }
+  std::vector<std::string> candidates = Words(FLAGS_candidate);
+  if (IsDefault("candidate")) {
+    for (const std::string& name : moe::OrderNames()) {
+      EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
+      const bool replicated_tokens =
+          order.input.placement == moe::Placement::kInvariant && order.output.placement == moe::Placement::kInvariant;
+      if (name != FLAGS_reference && FitsEtp(order) && replicated_tokens) candidates.push_back(name);
+    }
+  }
+  std::vector<ParityEntry> entries;
+  EK_ASSIGN_OR_RETURN(ParityEntry reference, Entry(FLAGS_reference, policies[0]));
+  entries.push_back(std::move(reference));
+  for (size_t i = 1; i < policies.size() && !entries[0].dense; ++i) {
+    EK_ASSIGN_OR_RETURN(ParityEntry entry, Entry(FLAGS_reference, policies[i]));
+    entries.push_back(std::move(entry));
+  }
+  for (const std::string& name : candidates) {
+    EK_ASSIGN_OR_RETURN(ParityEntry entry, Entry(name, policies[0]));
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+absl::Status SetModel(testutil::TrainingConfig* base) {
+  base->mesh = {FLAGS_tp, FLAGS_ep, FLAGS_dp, FLAGS_etp == 0 ? FLAGS_tp : FLAGS_etp};
+  base->seed = FLAGS_seed;
+  base->zero3.seed = FLAGS_seed;
+  base->model.experts = FLAGS_experts;
+  base->model.top_k = FLAGS_top_k;
+  EK_ASSIGN_OR_RETURN(base->model.dtype, ParseDType(FLAGS_dtype));
+  const absl::StatusOr<moe::Rational> factor = moe::Rational::Parse(FLAGS_capacity_factor);
+  if (!factor.ok()) return BadFlag("capacity_factor", FLAGS_capacity_factor, factor.status().message());
+  base->model.capacity_factor = *factor;
+  zero3::OptimizerOptions& optimizer = base->zero3.optimizer;
+  if (FLAGS_optimizer == "sgd") {
+    optimizer.kind = zero3::OptimizerOptions::Kind::kSgd;
+    optimizer.learning_rate = 0.5;
+  } else if (FLAGS_optimizer == "adamw") {
+    optimizer.kind = zero3::OptimizerOptions::Kind::kAdamW;
+    optimizer.learning_rate = 0.003;
+  } else {
+    return BadFlag("optimizer", FLAGS_optimizer, "known are sgd, adamw");
+  }
+  if (!IsDefault("learning_rate")) optimizer.learning_rate = FLAGS_learning_rate;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ParityConfig> ConfigFromFlags() {
+  if (FLAGS_backend == "nccl") {
+    return BadFlag("backend", FLAGS_backend, "no NCCL backend is linked into this program; use threads or mpi");
+  }
+  if (FLAGS_backend != "threads" && FLAGS_backend != "mpi") {
+    return BadFlag("backend", FLAGS_backend, "known are threads, mpi, nccl");
+  }
+  if (FLAGS_tp < 1 || FLAGS_ep < 1 || FLAGS_dp < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tp=", FLAGS_tp, " --ep=", FLAGS_ep, " --dp=", FLAGS_dp, ": every size must be at least 1"));
+  }
+  if (!IsDefault("etp") && FLAGS_etp != 1 && FLAGS_etp != FLAGS_tp) {
+    return BadFlag("etp", absl::StrCat(FLAGS_etp), absl::StrCat("must be 1 or tp (", FLAGS_tp, ")"));
+  }
+  if (FLAGS_deadline_seconds < 1) {
+    return BadFlag("deadline_seconds", absl::StrCat(FLAGS_deadline_seconds), "must be at least 1");
+  }
+  ParityConfig config;
+  EK_RETURN_IF_ERROR(SetModel(&config.base));
+  EK_ASSIGN_OR_RETURN(config.entries, Entries());
+  config.steps = FLAGS_steps;
+  for (const char* flag : {"reference", "candidate", "tp", "ep", "dp", "backend", "zero3", "dtype", "optimizer",
+                           "steps", "seed", "experts", "top_k", "capacity_factor", "corpus"}) {
+    config.description.push_back({flag, gflags::GetCommandLineFlagInfoOrDie(flag).current_value});
+  }
+  config.description.push_back({"learning_rate", absl::StrCat(config.base.zero3.optimizer.learning_rate)});
+  EK_RETURN_IF_ERROR(testutil::ValidateParityConfig(config));
+  return config;
+}
+
+// A line that follows the steps, on a terminal only.
+void ShowProgress(ParityConfig* config) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  config->progress = [](int64_t done, int64_t steps) {
+    std::fprintf(stderr, "\rstep %lld of %lld%s", static_cast<long long>(done), static_cast<long long>(steps),
+                 done == steps ? "\n" : "");
+  };
+}
+
+absl::StatusOr<int> ShowResult(const ParityResult& result) {
+  EK_ASSIGN_OR_RETURN(const ReportFiles files, WriteReport(result, UserPath(FLAGS_out)));
+  for (const ParityRun& run : result.runs) {
+    if (!run.note.empty()) std::printf("%s (zero3 %s): %s\n", run.order.c_str(), run.zero3.c_str(), run.note.c_str());
+    if (run.first_difference.has_value()) std::printf("%s\n", RenderDifference(run).c_str());
+  }
+  if (!files.warning.empty()) std::fprintf(stderr, "warning: %s\n", files.warning.c_str());
+  std::printf("report: %s\n\n%s\n", absl::StrJoin(files.written, ", ").c_str(), RenderTable(result).c_str());
+  return result.AllHold() ? kExitHolds : kExitMismatch;
+}
+
+absl::StatusOr<int> RunOnThreads(ParityConfig config) {
+  EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
+  EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
+  ShowProgress(&config);
+  EK_ASSIGN_OR_RETURN(const ParityResult result,
+                      testutil::RunParityOnThreads(config, corpus, absl::Seconds(FLAGS_deadline_seconds)));
+  return ShowResult(result);
+}
+
+// Every process comes to the same verdict; rank 0 reports it.
+absl::StatusOr<int> RunOnMpi(ParityConfig config, bool* is_reporter) {
+  comm::MpiOptions options;
+  options.deadline = absl::Seconds(FLAGS_deadline_seconds);
+  options.config = gflags::CommandlineFlagsIntoString();
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::MpiBackend> backend, comm::MpiBackend::Create(options));
+  *is_reporter = backend->rank() == 0;
+  if (backend->size() != FLAGS_tp * FLAGS_dp) {
+    return absl::InvalidArgumentError(absl::StrCat("--tp=", FLAGS_tp, " --dp=", FLAGS_dp, " needs ",
+                                                   FLAGS_tp * FLAGS_dp, " processes, mpirun started ",
+                                                   backend->size()));
+  }
+  if (*is_reporter) EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
+  EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
+  if (*is_reporter) ShowProgress(&config);
+  EK_ASSIGN_OR_RETURN(const ParityResult result, testutil::RunParity(config, corpus, *backend));
+  if (*is_reporter) return ShowResult(result);
+  return result.AllHold() ? kExitHolds : kExitMismatch;
+}
+
+int Run(const std::vector<std::string>& words) {
+  if (!words.empty()) {
+    return Report(absl::InvalidArgumentError(absl::StrCat("unexpected '", words[0], "'; usage: ", kUsage)));
+  }
+  bool is_reporter = true;
+  absl::StatusOr<ParityConfig> config = ConfigFromFlags();
+  if (!config.ok()) return Report(config.status());
+  const absl::StatusOr<int> code =
+      FLAGS_backend == "mpi" ? RunOnMpi(*std::move(config), &is_reporter) : RunOnThreads(*std::move(config));
+  if (code.ok()) return *code;
+  return is_reporter || ExitCode(code.status()) == kExitFault ? Report(code.status()) : ExitCode(code.status());
+}
+
+}  // namespace
+}  // namespace evenkeel::tools
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(evenkeel::tools::kUsage);
+  return evenkeel::tools::Run(evenkeel::tools::ParseFlags(&argc, &argv));
+}
