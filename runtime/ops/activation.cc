@@ -47,25 +47,25 @@ struct Silu {
 };
 
 template <typename Activation, typename T>
-void ForwardKernel(const T* x, T* y, int64_t n) {
+EK_VECTOR_CLONES void ForwardKernel(const T* x, T* y, int64_t n) {
   EK_INDEPENDENT_LOOP
   for (int64_t i = 0; i < n; ++i) y[i] = Store<T>(Activation().Value(Load(x[i])));
 }
 
 template <typename Activation, typename T>
-void BackwardKernel(const T* x, const T* dy, T* dx, int64_t n) {
+EK_VECTOR_CLONES void BackwardKernel(const T* x, const T* dy, T* dx, int64_t n) {
   EK_INDEPENDENT_LOOP
   for (int64_t i = 0; i < n; ++i) dx[i] = Store<T>(Load(dy[i]) * Activation().Slope(Load(x[i])));
 }
 
 template <typename T>
-void SwiGluKernel(const T* gate, const T* up, T* y, int64_t n) {
+EK_VECTOR_CLONES void SwiGluKernel(const T* gate, const T* up, T* y, int64_t n) {
   EK_INDEPENDENT_LOOP
   for (int64_t i = 0; i < n; ++i) y[i] = Store<T>(Silu().Value(Load(gate[i])) * Load(up[i]));
 }
 
 template <typename T>
-void SwiGluBackwardKernel(const T* gate, const T* up, const T* dy, T* dgate, T* dup, int64_t n) {
+EK_VECTOR_CLONES void SwiGluBackwardKernel(const T* gate, const T* up, const T* dy, T* dgate, T* dup, int64_t n) {
   EK_INDEPENDENT_LOOP
   for (int64_t i = 0; i < n; ++i) {
     const Wide<T> g = Load(gate[i]), u = Load(up[i]), d = Load(dy[i]);

@@ -22,7 +22,7 @@ struct SgdFactors {
 
 // kMomentum: `momentum` is read and written; otherwise it is not touched.
 template <bool kMomentum, typename W>
-void SgdKernel(const SgdFactors<W>& factors, const W* gradient, W* momentum, W* parameter, int64_t n) {
+EK_VECTOR_CLONES void SgdKernel(const SgdFactors<W>& factors, const W* gradient, W* momentum, W* parameter, int64_t n) {
   EK_INDEPENDENT_LOOP
   for (int64_t i = 0; i < n; ++i) {
     W g = gradient[i] * factors.scale + factors.decay * parameter[i];
@@ -55,7 +55,8 @@ AdamWFactors<W> Factors(const AdamWOptions& options) {
 }
 
 template <typename W>
-void AdamWKernel(const AdamWFactors<W>& f, const W* gradient, W* first, W* second, W* parameter, int64_t n) {
+EK_VECTOR_CLONES void AdamWKernel(const AdamWFactors<W>& f, const W* gradient, W* first, W* second, W* parameter,
+                                  int64_t n) {
   EK_INDEPENDENT_LOOP
   for (int64_t i = 0; i < n; ++i) {
     const W g = gradient[i] * f.scale;

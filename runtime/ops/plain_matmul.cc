@@ -7,13 +7,7 @@
 #include <vector>
 
 #include "evenkeel/runtime/ops/matmul.h"
-
-// One version per vector width, chosen when the program starts. Sanitizers cannot be initialised that early.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#define EK_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define EK_VECTOR_CLONES
-#endif
+#include "evenkeel/runtime/ops/vector_math.h"
 
 namespace evenkeel::ops_internal {
 namespace {

@@ -14,6 +14,14 @@
 #define EK_INDEPENDENT_LOOP _Pragma("GCC ivdep")
 #endif
 
+// On a kernel: one version per vector width, chosen when the program starts. All give the same bits, because nothing
+// is contracted or reordered. Sanitizers cannot be initialised that early, clang 14 lacks the attribute's values.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#define EK_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EK_VECTOR_CLONES
+#endif
+
 namespace evenkeel::ops_internal {
 
 // e^x within 2 ulp (tested against double). NaN stays NaN, overflow gives infinity, underflow goes through the
