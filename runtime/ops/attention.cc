@@ -57,8 +57,8 @@ void StoreRow(const W* row, W factor, T* out, int64_t n) {
 }
 
 template <typename T>
-void ForwardHead(const AttentionSizes& sizes, HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
-                 T* probabilities, HeadView<T> out) {
+EK_VECTOR_CLONES void ForwardHead(const AttentionSizes& sizes, HeadView<const T> q, HeadView<const T> k,
+                                  HeadView<const T> v, T* probabilities, HeadView<T> out) {
   using W = Wide<T>;
   const int64_t s = sizes.sequence, d = sizes.head_dim;
   const W scale = W{1} / std::sqrt(static_cast<W>(d));
@@ -80,8 +80,9 @@ struct HeadGradients {
 };
 
 template <typename T>
-void BackwardHead(const AttentionSizes& sizes, HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
-                  const T* probabilities, HeadView<const T> dout, const HeadGradients<T>& out) {
+EK_VECTOR_CLONES void BackwardHead(const AttentionSizes& sizes, HeadView<const T> q, HeadView<const T> k,
+                                   HeadView<const T> v, const T* probabilities, HeadView<const T> dout,
+                                   const HeadGradients<T>& out) {
   using W = Wide<T>;
   const int64_t s = sizes.sequence, d = sizes.head_dim;
   const W scale = W{1} / std::sqrt(static_cast<W>(d));

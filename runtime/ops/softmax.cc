@@ -26,8 +26,8 @@ using ops_internal::Store;
 using ops_internal::Wide;
 
 template <typename T>
-absl::Status CrossEntropyKernel(const T* logits, const int32_t* targets, double denominator, T* probabilities,
-                                double* loss, int64_t rows, int64_t n) {
+EK_VECTOR_CLONES absl::Status CrossEntropyKernel(const T* logits, const int32_t* targets, double denominator,
+                                                 T* probabilities, double* loss, int64_t rows, int64_t n) {
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const int32_t target = targets[i];

@@ -11,7 +11,7 @@ namespace evenkeel::ops_internal {
 
 // The maximum, in eight lanes like LaneSum; NaN wins. n >= 1.
 template <typename T>
-Wide<T> RowMax(const T* x, int64_t n) {
+__attribute__((always_inline)) inline Wide<T> RowMax(const T* x, int64_t n) {
   using W = Wide<T>;
   auto larger = [](W a, W b) { return a > b || a != a ? a : b; };
   W lane[8];
@@ -33,7 +33,7 @@ struct RowTotals {
 
 // y = softmax(x) for one row; x and y may coincide; n >= 1.
 template <typename T>
-RowTotals<Wide<T>> SoftmaxRow(const T* x, T* y, int64_t n) {
+__attribute__((always_inline)) inline RowTotals<Wide<T>> SoftmaxRow(const T* x, T* y, int64_t n) {
   using W = Wide<T>;
   const W max = RowMax(x, n);
   W sum = 0;
@@ -54,7 +54,7 @@ RowTotals<Wide<T>> SoftmaxRow(const T* x, T* y, int64_t n) {
 
 // dx = y (dy - <dy, y>) for one row; dx may coincide with dy or y.
 template <typename T>
-void SoftmaxRowBackward(const T* y, const T* dy, T* dx, int64_t n) {
+__attribute__((always_inline)) inline void SoftmaxRowBackward(const T* y, const T* dy, T* dx, int64_t n) {
   using W = Wide<T>;
   const W dot = LaneSum<W>(n, [y, dy](int64_t j) { return Load(dy[j]) * Load(y[j]); });
   EK_INDEPENDENT_LOOP
