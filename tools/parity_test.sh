@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# The parity program as a user sees it: exit codes and messages of bad input, a wrong order found, files written.
+set -u
+parity=tools/parity
+out=$TEST_TMPDIR/report
+failed=0
+
+# expect CODE TEXT FLAGS...: the exit code, and a text that stdout or stderr holds. Errors are one line on stderr.
+expect() {
+  local code=$1 text=$2 status
+  shift 2
+  "$parity" --out="$out" "$@" >"$TEST_TMPDIR/stdout" 2>"$TEST_TMPDIR/stderr"
+  status=$?
+  if ((status != code)) || ! cat "$TEST_TMPDIR/stdout" "$TEST_TMPDIR/stderr" | grep -qF -- "$text"; then
+    echo "FAIL: parity $*: exit $status (wanted $code), wanted '$text', got:"
+    cat "$TEST_TMPDIR/stdout" "$TEST_TMPDIR/stderr"
+    failed=1
+  fi
+  if ((code == 2)) && (($(wc -l <"$TEST_TMPDIR/stderr") != 1)); then
+    echo "FAIL: parity $*: more than one line:"
+    cat "$TEST_TMPDIR/stderr"
+    failed=1
+  fi
+}
+
+expect 2 'ep 3' --ep=3
+expect 2 'tp 3' --tp=3 --dp=4
+expect 2 'experts' --experts=6
+expect 2 'top_k' --top_k=9
+expect 2 'capacity_factor' --capacity_factor=-1
+expect 2 'no_such_corpus' --corpus=/no_such_corpus
+: >"$TEST_TMPDIR/empty"
+expect 2 'empty' --corpus="$TEST_TMPDIR/empty"
+expect 2 "no order named 'nope'" --candidate=nope
+expect 2 "no order named 'nope'" --reference=nope
+expect 2 'broken_syntax.textproto:3:' --candidate=tools/testdata/broken_syntax.textproto
+expect 2 'step 6 (combine)' --candidate=tools/testdata/missing_all_reduce.textproto
+expect 2 'contradicts' --etp=1 --reference=reference
+expect 2 '--etp=3' --etp=3
+expect 2 '--backend=smoke' --backend=smoke
+expect 2 'NCCL' --backend=nccl
+expect 2 '--zero3=all' --zero3=all
+expect 2 "unknown dtype 'f12'" --dtype=f12
+expect 2 '--optimizer=lion' --optimizer=lion
+expect 2 'steps' --steps=0
+expect 2 "unexpected 'word'" word
+expect 2 "unknown command line flag 'tpp'" --tpp=2
+expect 2 "illegal value 'two'" --tp=two
+expect 2 '/proc/report' --out=/proc/report --steps=1
+
+small=(--tp=2 --ep=2 --dp=2 --steps=2)
+expect 0 'token_sliced' "${small[@]}" --zero3=flat,coalesced,per_parameter,off
+for file in report.json report.html report.md loss.png; do
+  [[ -s $out/$file ]] || { echo "FAIL: no $file"; failed=1; }
+done
+python3 - "$out/report.json" <<'END' || failed=1
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert report["version"] == 1
+for run in report["runs"]:
+    for axis in ("ep", "tp"):
+        counted, predicted = run["bytes"][axis]["counted"], run["bytes"][axis]["predicted"]
+        assert counted == predicted, (run["order"], axis, counted, predicted)
+    assert run["peak_gathered_bytes"]["counted"] == run["peak_gathered_bytes"]["predicted"], run["order"]
+    assert len(run["loss"]) == 2 and run["loss"][0] > 0
+    if run["zero3"] == "flat":
+        assert 0 < run["leaf_fetch_host_ops"] <= 10, run["leaf_fetch_host_ops"]
+verdicts = [(run["order"], run["zero3"], run["verdict"]) for run in report["runs"]]
+assert ("reference", "coalesced", "bitwise") in verdicts, verdicts
+assert ("reference", "per_parameter", "bitwise") in verdicts, verdicts
+assert ("fused", "flat", "bitwise") in verdicts, verdicts
+assert ("unsharded", "flat", "bounded") in verdicts, verdicts
+END
+expect 0 'bounded' "${small[@]}" --reference=dense --candidate=fused
+expect 0 'bitwise' "${small[@]}" --dtype=bf16 --optimizer=adamw --candidate=fused
+expect 0 'bitwise' "${small[@]}" --capacity_factor=0 --candidate=token_sliced --reference=reference
+
+exit "$failed"
