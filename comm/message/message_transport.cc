@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +23,9 @@ namespace {
 constexpr int kCounterBits = 16;
 constexpr int kKindBits = 2;
 constexpr int kNumChannels = (1 << (30 - kCounterBits - kKindBits)) - 1;
+// How long a rank whose limit has passed listens for others that gave up at the same moment.
+constexpr absl::Duration kGrace = absl::Milliseconds(50);
+
 enum TagKind { kRecordTag = 0, kPayloadTag = 1, kPairFlag = 2 };
 
 struct RecordHeader {
@@ -270,19 +275,30 @@ class MessageTransport final : public Transport {
       context.findings.push_back({OuterRank(missing.rank), absl::StrCat("has left the group; ", LastOf(missing.rank))});
       return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
     }
-    return Adopt(call, std::move(context), *notice, missing.rank);
+    return Adopt(std::move(context), *notice, missing.rank);
   }
 
-  absl::Status Adopt(const Call& call, ErrorContext context, const ControlMessage& notice, int from) {
+  absl::Status Adopt(ErrorContext context, const ControlMessage& notice, int from) {
     const absl::Status cause = DecodeStatus(notice.body);
     const bool about_absence = absl::IsDeadlineExceeded(cause) || absl::IsUnavailable(cause) || absl::IsDataLoss(cause);
     const std::optional<ErrorContext> theirs = GetErrorContext(cause);
-    if (!about_absence || !theirs.has_value() || theirs->sequence != call.sequence) {
+    if (!about_absence || !theirs.has_value()) {
       return BrokenGroupError(std::move(context), cause);
     }
     context.findings = theirs->findings;
     return TransportError(cause.code(), std::move(context),
-                          absl::StrCat("rank ", OuterRank(from), " gave this call up first"));
+                          absl::StrCat("rank ", OuterRank(from), " gave the group up in call ", theirs->sequence));
+  }
+
+  // Whether one of the missing ranks can never come. A rank that died or left after it had given the group up is not
+  // the cause: what it said is.
+  absl::Status FindGone(const Call& call, const std::vector<Missing>& missing) {
+    for (const Missing& m : missing) {
+      const std::optional<ControlMessage> notice = mailroom_->FindNotice(peers_[m.rank].world_rank, epoch_, is_pair_);
+      if (!notice.has_value() || notice->kind == ControlMessage::Kind::kLeft) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
+    }
+    for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeNotice(call, m));
+    return absl::OkStatus();
   }
 
   absl::Status JudgeHealth(const Call& call, const Missing& missing) {
@@ -302,17 +318,50 @@ class MessageTransport final : public Transport {
     return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
   }
 
+  // The limit has passed. A peer that this rank misses may itself miss others, and give up at the same moment: what
+  // such peers say within a short grace replaces them in the findings.
   absl::Status TooLate(const Call& call, const std::vector<Missing>& missing) {
-    ErrorContext context = Context(call);
-    for (const Missing& m : missing) {
-      const PeerHealth health = wire_->Health(peers_[m.rank].world_rank, /*describe=*/true);
-      std::string had = absl::StrCat(m.what, "; ", LastOf(m.rank));
-      if (!health.text.empty()) absl::StrAppend(&had, "; ", health.text);
-      context.findings.push_back({OuterRank(m.rank), std::move(had)});
+    const absl::Duration now = wire_->Now();
+    std::map<int, std::string> odd;  // by group rank
+    for (int attempt = 0;; ++attempt) {
+      mailroom_->Poll();
+      odd = OddRanks(missing);
+      const bool settled = odd.size() <= 1 || wire_->Now() >= now + kGrace;
+      if (settled) break;
+      wire_->Pause({.attempt = attempt, .until = now + kGrace, .since = now});
     }
+    ErrorContext context = Context(call);
+    for (auto& [rank, had] : odd) context.findings.push_back({rank, had});
     context.elapsed = wire_->Now() - call_start_;
     context.limit = call.limit;
     return TransportError(absl::StatusCode::kDeadlineExceeded, std::move(context), "ranks are absent");
+  }
+
+  std::map<int, std::string> OddRanks(const std::vector<Missing>& missing) {
+    std::map<int, std::string> odd;
+    for (const Missing& m : missing) {
+      const int world_rank = peers_[m.rank].world_rank;
+      const std::optional<ControlMessage> notice = mailroom_->FindNotice(world_rank, epoch_, is_pair_);
+      if (notice.has_value() && notice->kind == ControlMessage::Kind::kAbort) {
+        const std::optional<ErrorContext> theirs = GetErrorContext(DecodeStatus(notice->body));
+        if (theirs.has_value() && !Names(*theirs, OuterRank(rank_)) && !theirs->findings.empty()) {
+          for (const RankFinding& finding : theirs->findings) {
+            odd.emplace(finding.rank, absl::StrCat("rank ", OuterRank(m.rank), " says: ", finding.had));
+          }
+          continue;
+        }
+      }
+      const PeerHealth health = wire_->Health(world_rank, /*describe=*/true);
+      std::string had = absl::StrCat(m.what, "; ", LastOf(m.rank));
+      if (!health.text.empty()) absl::StrAppend(&had, "; ", health.text);
+      odd.insert_or_assign(OuterRank(m.rank), std::move(had));
+    }
+    return odd;
+  }
+
+  static bool Names(const ErrorContext& context, int rank) {
+    return std::any_of(context.findings.begin(), context.findings.end(),
+                       [rank](const RankFinding& finding) { return finding.rank == rank; });
   }
 
   // Polls `advance` until it says that everything is there. `missing` lists what is not.
@@ -335,17 +384,13 @@ class MessageTransport final : public Transport {
         EK_RETURN_IF_ERROR(advance(&finished));
         return finished ? absl::OkStatus() : TooLate(call, list_missing());
       }
-      absl::Status gone;
-      for (const Missing& m : missing) {
-        if (gone.ok()) gone = JudgeHealth(call, m);
-      }
-      for (const Missing& m : missing) {
-        if (gone.ok()) gone = JudgeNotice(call, m);
-      }
+      absl::Status gone = FindGone(call, missing);
       if (gone.ok()) continue;
       // What a rank had sent before it went may have arrived since the last look.
       for (int look_again = 0; look_again < 64 && !finished; ++look_again) EK_RETURN_IF_ERROR(advance(&finished));
-      return finished ? absl::OkStatus() : gone;
+      if (finished) return absl::OkStatus();
+      mailroom_->Poll();
+      if (gone = FindGone(call, list_missing()); !gone.ok()) return gone;
     }
   }
 
@@ -645,10 +690,17 @@ class MessageTransport final : public Transport {
     return true;
   }
 
+  // Whom this rank waits for. A peer that does not take payload may itself wait for one that does not send: only when
+  // nothing is to be received are such peers the odd ones.
   std::vector<Missing> MissingPayload() const {
+    std::vector<Missing> receives = MissingPayload(/*sends=*/false);
+    return receives.empty() ? MissingPayload(/*sends=*/true) : receives;
+  }
+
+  std::vector<Missing> MissingPayload(bool sends) const {
     std::vector<Missing> missing;
     for (const Flow& flow : flows_) {
-      if (flow.done()) continue;
+      if (flow.sends != sends || flow.done()) continue;
       const Peer& peer = peers_[flow.peer];
       // A peer whose piece is here but not combined yet is not the one that is missing.
       if (flow.staged && !flow.pieces.empty() && flow.pieces.front().transfer->done) continue;

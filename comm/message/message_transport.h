@@ -8,8 +8,9 @@
 // What a waiting rank returns:
 //   * the limit has passed: DeadlineExceeded, a finding for each rank it still waits for;
 //   * such a rank is dead, or has left the group or the world: Unavailable;
-//   * such a rank has given the group up during this same call because it misses others: its code and its findings, so
-//     that all ranks name the same odd rank; given up for another reason or before: Aborted with the cause;
+//   * such a rank has given the group up because it misses others: its code and its findings, so that all ranks name
+//   the
+//     same odd rank; for another reason: Aborted with the cause;
 //   * a record or piece is damaged: DataLoss.
 #ifndef EVENKEEL_COMM_MESSAGE_MESSAGE_TRANSPORT_H_
 #define EVENKEEL_COMM_MESSAGE_MESSAGE_TRANSPORT_H_

@@ -80,19 +80,15 @@ absl::Status CheckOptions(const MpiOptions& options) {
 
 absl::StatusOr<std::unique_ptr<MpiBackend>> MpiBackend::Create(const MpiOptions& options) {
   EK_RETURN_IF_ERROR(CheckOptions(options));
+  if (options.catch_sigterm) CatchSigterm();
   EK_ASSIGN_OR_RETURN(std::unique_ptr<MpiJob> job, MpiJob::Join(options.start_deadline));
-  MpiWire::Options wire_options{
-      .spin = options.spin, .start_limit = options.start_deadline, .catch_sigterm = options.catch_sigterm};
+  MpiWire::Options wire_options{.spin = options.spin, .start_limit = options.start_deadline};
   wire_options.hello.protocol = kProtocol;
   wire_options.hello.build = options.build != 0 ? options.build : RunningBuildDigest();
   wire_options.hello.config = Digest64(options.config);
   wire_options.hello.options = OptionsDigest(options);
   absl::StatusOr<std::unique_ptr<MpiWire>> wire = MpiWire::Create(wire_options);
-  if (!wire.ok()) {
-    // All ranks see the same difference and are all on their way out.
-    if (absl::IsFailedPrecondition(wire.status())) job->Leave(options.finalize_limit);
-    return wire.status();
-  }
+  if (!wire.ok()) return wire.status();
   if (options.topology.has_value() && options.topology->world_size() != (*wire)->size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the topology has ", options.topology->world_size(), " ranks, the job ", (*wire)->size()));

@@ -13,7 +13,7 @@
 // Faults. A dead process of the same host is seen within milliseconds (Unavailable), any other absence by the deadline
 // (DeadlineExceeded). mpirun ends a job in which a process died: it sends SIGTERM to the others at once and SIGKILL a
 // second later. With `catch_sigterm` the first SIGTERM only marks the job as ending, so that waiting calls return with
-// the dead rank's name and the program can report; a second SIGTERM ends the process.
+// the dead rank's name and the program can report; SIGTERM a second later ends the process.
 // After an error with payload under way the whole rank carries no more traffic, because MPI cannot take a send back.
 //
 // The end. The destructor (after the communicators') waits for all ranks, at most the deadline, then finalizes MPI.
@@ -54,7 +54,8 @@ struct MpiOptions {
 class MpiBackend : public Backend {
  public:
   // All ranks of the job call it. FailedPrecondition on every rank when build, protocol, options or config differ, with
-  // what each rank has; DeadlineExceeded naming ranks that did not come; InvalidArgument for options out of range.
+  // what each rank has; DeadlineExceeded when not all ranks came, naming them if MPI_Init returned (if it did not, the
+  // process can only be ended with EndProcess); InvalidArgument for options out of range.
   static absl::StatusOr<std::unique_ptr<MpiBackend>> Create(const MpiOptions& options);
 
   // Messages that belonged to groups that no longer exist, or were doubled.

@@ -3,18 +3,30 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/mpi/end_process.h"
 
 namespace evenkeel::comm {
 namespace {
 
 constexpr int kNeededLevel = MPI_THREAD_SERIALIZED;
+
+constexpr absl::Duration kLinger = absl::Milliseconds(300);
+
+std::atomic<bool> finalized{false};
+
+void Linger() {
+  if (!finalized.load()) absl::SleepFor(kLinger);
+}
 
 absl::Status CheckLevel(int provided) {
   if (provided >= kNeededLevel) return absl::OkStatus();
@@ -43,6 +55,7 @@ struct MpiJob::State {
     if (state->leave) {
       state->mutex.Unlock();
       MPI_Finalize();
+      finalized.store(true);
       state->mutex.Lock();
     }
     state->ended = true;
@@ -62,6 +75,7 @@ absl::StatusOr<std::unique_ptr<MpiJob>> MpiJob::Join(absl::Duration limit) {
     if (absl::Status status = CheckLevel(provided); !status.ok()) return status;
     return std::unique_ptr<MpiJob>(new MpiJob(nullptr));
   }
+  std::atexit(Linger);
   auto state = std::make_shared<State>();
   std::thread([state] { State::Run(state); }).detach();
   absl::MutexLock lock(&state->mutex);
@@ -97,6 +111,7 @@ void MpiJob::Leave(absl::Duration limit) {
 
 void EndProcess(int exit_code) {
   std::fflush(nullptr);
+  Linger();
   _exit(exit_code);
 }
 

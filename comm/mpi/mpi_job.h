@@ -1,7 +1,10 @@
 // This process as a member of an MPI job: MPI_Init and MPI_Finalize with limits.
 //
-// Both block inside MPI without a limit of their own, and both must be called by the same thread: a thread of this
-// object makes the two calls, and the caller waits for it as long as it wants to.
+// A process that ends without MPI_Finalize after a failure lingers a moment first: mpirun kills the whole job as soon
+// as a second process has ended that way, and the others should have time to say what they saw.
+//
+// The two calls block inside MPI without a limit of their own, and both must be called by the same thread: a thread of
+// this object makes the two calls, and the caller waits for it as long as it wants to.
 #ifndef EVENKEEL_COMM_MPI_MPI_JOB_H_
 #define EVENKEEL_COMM_MPI_MPI_JOB_H_
 
@@ -12,9 +15,6 @@
 #include "absl/time/time.h"
 
 namespace evenkeel::comm {
-
-// Exit code of a process that had to end itself because MPI_Init or MPI_Finalize did not return.
-inline constexpr int kStuckInMpiExitCode = 86;
 
 class MpiJob {
  public:
@@ -27,7 +27,7 @@ class MpiJob {
   ~MpiJob();
 
   // MPI_Finalize, which waits for all ranks. When it does not return within `limit`, ends the process with
-  // kStuckInMpiExitCode.
+  // kStuckInMpiExitCode (end_process.h).
   void Leave(absl::Duration limit);
 
  private:
@@ -35,9 +35,6 @@ class MpiJob {
   explicit MpiJob(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;  // null: the program owns MPI
 };
-
-// Ends this process at once, without destructors and exit handlers, which may wait for other ranks or threads.
-[[noreturn]] void EndProcess(int exit_code);
 
 }  // namespace evenkeel::comm
 

@@ -3,6 +3,7 @@
 #include <mpi.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,18 +27,18 @@ static_assert(sizeof(MPI_Request) <= sizeof(void*), "a request does not fit Tran
 constexpr int kHelloTag = 0x454b;  // on MPI_COMM_WORLD, before there is a communicator of our own
 constexpr int kLookEvery = 256;    // polls between looks at notices while payload moves
 
-// Set when the launcher asks this process to end. The handler restores the default, so that a second request ends it.
-std::atomic<bool> end_wanted{false};
-void WantEnd(int) { end_wanted.store(true, std::memory_order_relaxed); }
+// When the launcher first asked this process to end; 0: it has not. A launcher may ask several times within
+// milliseconds; who asks again a second later means it.
+std::atomic<int64_t> end_wanted_ns{0};
 
-void CatchSigterm() {
-  struct sigaction current;
-  if (sigaction(SIGTERM, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) return;
-  struct sigaction action;
-  std::memset(&action, 0, sizeof(action));
-  action.sa_handler = WantEnd;
-  action.sa_flags = SA_RESETHAND | SA_RESTART;
-  sigaction(SIGTERM, &action, nullptr);
+void WantEnd(int signal_number) {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+  int64_t first = 0;
+  if (end_wanted_ns.compare_exchange_strong(first, now) || now - first < 1'000'000'000) return;
+  signal(signal_number, SIG_DFL);
+  raise(signal_number);
 }
 
 std::string MpiErrorText(int code) {
@@ -84,7 +85,6 @@ class Impl final : public MpiWire {
       if (peer != rank_) watch_->Add(peer, hellos_[peer].process);
     }
     EK_RETURN_IF_ERROR(MakeCommunicator(limit));
-    if (options_.catch_sigterm) CatchSigterm();
     return absl::OkStatus();
   }
 
@@ -176,7 +176,7 @@ class Impl final : public MpiWire {
   }
 
   absl::Status status() const override {
-    if (end_wanted.load(std::memory_order_relaxed)) return EndWanted();
+    if (end_wanted_ns.load(std::memory_order_relaxed) != 0) return EndWanted();
     absl::MutexLock lock(&mutex_);
     return condemned_;
   }
@@ -312,6 +312,16 @@ class Impl final : public MpiWire {
 };
 
 }  // namespace
+
+void CatchSigterm() {
+  struct sigaction current;
+  if (sigaction(SIGTERM, nullptr, &current) != 0 || current.sa_handler != SIG_DFL) return;
+  struct sigaction action;
+  std::memset(&action, 0, sizeof(action));
+  action.sa_handler = WantEnd;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+}
 
 absl::StatusOr<std::unique_ptr<MpiWire>> MpiWire::Create(const Options& options) {
   auto wire = std::make_unique<Impl>(options);

@@ -16,13 +16,16 @@
 
 namespace evenkeel::comm {
 
+// From now on the first SIGTERM only makes every wire's status Unavailable; another one a second later ends the
+// process. Does nothing where the program has a handler of its own.
+void CatchSigterm();
+
 class MpiWire : public Wire {
  public:
   struct Options {
     absl::Duration spin = absl::Microseconds(100);       // of yielding, before a wait sleeps
     absl::Duration max_sleep = absl::Microseconds(500);  // between two polls
     absl::Duration start_limit = absl::Seconds(30);
-    bool catch_sigterm = true;
     Hello hello = {};  // rank, size and process are filled in
   };
 

@@ -1,6 +1,6 @@
 #include "evenkeel/comm/message/testing/operation_digests.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/digest.h"
-#include "evenkeel/runtime/base/philox.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/device/host_device.h"
 
@@ -41,11 +40,21 @@ class Guarded {
   std::vector<char> memory_;
 };
 
+// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// Of either sign, magnitudes from 2^-6 to 2^6.
 template <typename T>
-void FillFloating(const PhiloxStream& random, int64_t n, char* out) {
+void FillFloating(uint64_t key, int64_t n, char* out) {
   for (int64_t i = 0; i < n; ++i) {
-    const double magnitude = std::ldexp(1.0 + random.Uniform(2 * i), static_cast<int>(random.Below(2 * i + 1, 12)) - 6);
-    const T value = static_cast<T>(static_cast<float>(i % 3 == 0 ? -magnitude : magnitude));
+    const uint64_t bits = Mix(key + static_cast<uint64_t>(i));
+    const auto mantissa = static_cast<float>(static_cast<int32_t>(bits >> 32)) * 0x1p-31f;
+    const T value = static_cast<T>(mantissa * static_cast<float>(1 << (bits % 7)));
     std::memcpy(out + i * sizeof(T), &value, sizeof(T));
   }
 }
@@ -173,23 +182,23 @@ class Pass {
 
 std::vector<char> PositionUnique(DType dtype, int64_t n, int64_t seed, int rank) {
   std::vector<char> bytes(static_cast<size_t>(n * SizeOf(dtype)));
-  const PhiloxStream random(PhiloxKey(static_cast<uint64_t>(seed)).Add(static_cast<uint64_t>(rank)));
+  const uint64_t key = Mix(Mix(static_cast<uint64_t>(seed)) + static_cast<uint64_t>(rank));
   switch (dtype) {
     case DType::kF32:
-      FillFloating<float>(random, n, bytes.data());
+      FillFloating<float>(key, n, bytes.data());
       break;
     case DType::kF64:
-      FillFloating<double>(random, n, bytes.data());
+      FillFloating<double>(key, n, bytes.data());
       break;
     case DType::kBF16:
-      FillFloating<BF16>(random, n, bytes.data());
+      FillFloating<BF16>(key, n, bytes.data());
       break;
     case DType::kF16:
-      FillFloating<F16>(random, n, bytes.data());
+      FillFloating<F16>(key, n, bytes.data());
       break;
     default:
       for (size_t i = 0; i < bytes.size(); i += sizeof(uint32_t)) {
-        const uint32_t bits = random.Bits32(i);
+        const auto bits = static_cast<uint32_t>(Mix(key + i));
         std::memcpy(bytes.data() + i, &bits, std::min(sizeof(bits), bytes.size() - i));
       }
   }
