@@ -519,7 +519,6 @@ absl::Status Coordinator::UseTrace(absl::string_view name) {
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   absl::MutexLock lock(&mutex_);
   EK_RETURN_IF_ERROR(EndPassLocked());
-  waited_number_ = release_number_;
   trace_name_ = std::string(name);
   return absl::OkStatus();
 }

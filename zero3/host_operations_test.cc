@@ -1,0 +1,155 @@
+// Counted work of fetch and release against the policies' formulas, for many parameters and ranks.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/in_process.h"
+#include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/base/status_matchers.h"
+#include "evenkeel/runtime/device/host_device.h"
+#include "evenkeel/zero3/fetch_policy.h"
+#include "evenkeel/zero3/partitioned_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::zero3 {
+namespace {
+
+constexpr int kSteps = 4;
+constexpr int kWarmSteps = 2;  // one pass records, one allocates the last views
+
+// Three leaves of `p` parameters each, so that places are reused.
+ModelDescription ThreeLeaves(int p) {
+  ModelDescription model;
+  model.root.type = "Model";
+  for (int l = 0; l < 3; ++l) {
+    ModuleNode leaf{absl::StrCat("leaf", l), "Block", {}, {}, false};
+    for (int i = 0; i < p; ++i) {
+      ParameterSpec spec;
+      spec.name = absl::StrCat("leaf", l, ".", i);
+      spec.shape = Shape({5 + i % 3});
+      leaf.parameters.push_back(static_cast<int>(model.parameters.size()));
+      model.parameters.push_back(spec);
+    }
+    model.root.children.push_back(std::move(leaf));
+  }
+  return model;
+}
+
+struct Counted {
+  WorkCounts work;  // of `cycles` fetch + release
+  int64_t cycles = 0;
+  int64_t messages_bytes = 0;
+  ModelCounts counts;
+};
+
+absl::Status RunRank(comm::Backend& backend, const ModelDescription& description, const std::string& policy,
+                     HostDevice::StreamMode mode, Counted* out) {
+  EK_ASSIGN_OR_RETURN(auto dp, backend.CreateGroup(comm::WorldGroup(backend.size())));
+  auto device = HostDevice::Create({.stream_mode = mode});
+  EK_ASSIGN_OR_RETURN(auto compute, device->CreateStream("compute"));
+  EK_ASSIGN_OR_RETURN(auto comm, device->CreateStream("comm"));
+  EK_ASSIGN_OR_RETURN(const LeafSelection selection, SelectLeaves(description, {}));
+  PartitionedModelOptions options;
+  options.policy = policy;
+  EK_ASSIGN_OR_RETURN(auto model, PartitionedModel::Create(description.parameters, selection, options, {.dp = dp.get()},
+                                                           device.get(), compute.get(), comm.get()));
+  const auto pass = [&]() -> absl::Status {
+    for (int l = 0; l < model->num_leaves(); ++l) {
+      EK_RETURN_IF_ERROR(model->Fetch({l}).status());
+      EK_RETURN_IF_ERROR(model->Release({l}));
+    }
+    return absl::OkStatus();
+  };
+  for (int i = 0; i < kWarmSteps; ++i) {
+    EK_RETURN_IF_ERROR(pass());
+    EK_RETURN_IF_ERROR(model->UseTrace("step"));
+  }
+  // Passes without an end between them would be one longer order; the counts are taken inside each.
+  for (int i = 0; i < kSteps; ++i) {
+    const WorkCounts before = device->counters().Snapshot();
+    const int64_t sent = backend.ledger().Snapshot().bytes(comm::Axis::kWorld);
+    EK_RETURN_IF_ERROR(pass());
+    // Memory of the last leaf goes back at the next gather: make it happen inside the count.
+    EK_RETURN_IF_ERROR(model->UseTrace("step"));
+    const WorkCounts delta = device->counters().Snapshot() - before;
+    out->messages_bytes = backend.ledger().Snapshot().bytes(comm::Axis::kWorld) - sent;
+    if (i == 0) out->work = delta;
+    if (i > 0 && delta.host_operations != out->work.host_operations) {
+      return absl::InternalError(
+          absl::StrCat("pass ", i, " took ", delta.host_operations, ", the first ", out->work.host_operations));
+    }
+  }
+  out->cycles = model->num_leaves();
+  out->counts = model->counts();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Counted>> Count(int p, int w, const std::string& policy, HostDevice::StreamMode mode) {
+  EK_ASSIGN_OR_RETURN(auto world, comm::InProcessWorld::Create({.world_size = w}));
+  const ModelDescription description = ThreeLeaves(p);
+  std::vector<Counted> counted(static_cast<size_t>(w));
+  EK_RETURN_IF_ERROR(comm::FirstFailure(comm::RunRanks(*world, [&](comm::Backend& backend) {
+    return RunRank(backend, description, policy, mode, &counted[static_cast<size_t>(backend.rank())]);
+  })));
+  return counted;
+}
+
+class HostOperationsTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, HostOperationsTest, ::testing::Values(2, 4, 8, 16));
+
+// #8305 is in here too: a release half without effect would miss its frees and records.
+TEST_P(HostOperationsTest, Trail64_CountedEqualsTheFormula) {
+  const int w = GetParam();
+  for (int p : {1, 3, 24, 192, 768}) {
+    for (const char* policy : {"per_parameter", "coalesced", "flat"}) {
+      ASSERT_OK_AND_ASSIGN(const std::vector<Counted> ranks, Count(p, w, policy, HostDevice::StreamMode::kInline));
+      std::vector<ParameterSpec> specs(static_cast<size_t>(p));
+      for (ParameterSpec& spec : specs) spec.shape = Shape({5});
+      ASSERT_OK_AND_ASSIGN(const FetchPolicy* found, FindFetchPolicy(policy));
+      const FetchCost cost = found->Cost(specs, w);
+      for (const Counted& rank : ranks) {
+        const int64_t n = rank.cycles;
+        ASSERT_EQ(rank.work.host_operations, n * cost.host_operations) << policy << " P " << p << " W " << w;
+        ASSERT_EQ(rank.work.collectives, n);
+        ASSERT_EQ(rank.work.copies, n * cost.copies);
+        ASSERT_EQ(rank.work.launches, n * cost.launches);
+        ASSERT_EQ(rank.work.allocations, n * cost.allocations);
+        ASSERT_EQ(rank.work.frees, n * cost.allocations);
+        ASSERT_EQ(rank.work.event_records, n * cost.event_records);
+        ASSERT_EQ(rank.work.event_waits, n * cost.event_waits);
+      }
+      if (std::string(policy) == "flat") {
+        EXPECT_LE(ranks[0].work.host_operations, 10 * ranks[0].cycles);
+        EXPECT_EQ(ranks[0].work.copies + ranks[0].work.allocations, 0);
+      }
+    }
+  }
+}
+
+TEST(HostOperationsWorkerTest, WorkerStreamsMakeTheSameTwoEdges) {
+  for (int p : {3, 24}) {
+    for (const char* policy : {"per_parameter", "coalesced", "flat"}) {
+      ASSERT_OK_AND_ASSIGN(const std::vector<Counted> inline_ranks,
+                           Count(p, 3, policy, HostDevice::StreamMode::kInline));
+      ASSERT_OK_AND_ASSIGN(const std::vector<Counted> ranks, Count(p, 3, policy, HostDevice::StreamMode::kWorker));
+      EXPECT_EQ(ranks[1].work.host_operations, inline_ranks[1].work.host_operations) << policy;
+      if (std::string(policy) == "per_parameter") continue;
+      EXPECT_EQ(ranks[1].work.event_records, 2 * ranks[1].cycles) << policy;
+    }
+  }
+}
+
+// One message per peer and leaf, whatever the number of parameters.
+TEST(HostOperationsWorkerTest, Trail104_MessagesDoNotGrowWithParameters) {
+  for (const char* policy : {"per_parameter", "coalesced", "flat"}) {
+    ASSERT_OK_AND_ASSIGN(const std::vector<Counted> few, Count(1, 4, policy, HostDevice::StreamMode::kInline));
+    ASSERT_OK_AND_ASSIGN(const std::vector<Counted> many, Count(192, 4, policy, HostDevice::StreamMode::kInline));
+    EXPECT_EQ(few[0].work.collectives, many[0].work.collectives);
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel::zero3
