@@ -1,0 +1,71 @@
+// Which order is fastest here: a latency-bandwidth model of the two axes over the exact bytes of each order.
+//
+//   EK_ASSIGN_OR_RETURN(CostModel model, CalibrateCostModel(groups, clock, stream));
+//   EK_ASSIGN_OR_RETURN(OrderPlan plan, PlanOrder(OrderNames(), ExpertLayout::kTensorParallel, sizes, model));
+//   plan.best().name;   plan.why;
+//
+// A collective that sends n bytes from a rank takes alpha + n * beta on its axis. With T = E equal links this says what
+// the closed forms say: drop_gather beats reference only when the TP link is faster than the EP link by more than
+// E/(E-1), fused when it is by more than E/(2(E-1)); below some size the order with the fewest collectives wins.
+#ifndef EVENKEEL_MOE_ORDER_PLANNER_H_
+#define EVENKEEL_MOE_ORDER_PLANNER_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/moe/order.h"
+#include "evenkeel/moe/order_cost.h"
+#include "evenkeel/runtime/base/clock.h"
+#include "evenkeel/runtime/device/device.h"
+
+namespace evenkeel::moe {
+
+// One axis. Both at least 0 and finite.
+struct LinkModel {
+  double alpha_seconds = 0;     // of a collective, whatever its size
+  double seconds_per_byte = 0;  // of what a rank sends
+};
+
+struct CostModel {
+  LinkModel tp;
+  LinkModel ep;
+};
+
+struct OrderEstimate {
+  std::string name;
+  OrderCost cost;
+  double seconds = 0;  // communication of one forward and one backward
+};
+
+struct OrderPlan {
+  std::vector<OrderEstimate> estimates;  // fastest first; equal ones in the order they were given
+  std::string why;                       // one line: the winner, the runner-up, and what differs
+
+  const OrderEstimate& best() const { return estimates.front(); }
+};
+
+// Forward plus backward of one order, without computation.
+double EstimateSeconds(const OrderCost& cost, const CostModel& model);
+
+// Compares the orders among `names` that run in `layout` (the others are left out). Deterministic: ranks that pass
+// equal arguments choose equally. InvalidArgument when none is left, or sizes or model make no sense.
+absl::StatusOr<OrderPlan> PlanOrder(absl::Span<const std::string> names, ExpertLayout layout, const OrderSizes& sizes,
+                                    const CostModel& model);
+
+// The bytes V of a padded buffer from which on `second` is faster than `first`: 0 when always, nothing when never.
+// Both padded. The times are linear in V.
+absl::StatusOr<std::optional<double>> CrossoverBytes(const TypedOrder& first, const TypedOrder& second,
+                                                     const OrderSizes& sizes, const CostModel& model);
+
+// Measures both axes with a few short all-gathers (milliseconds), and agrees on the slowest rank's figures over both
+// groups, so that all ranks plan alike. All ranks of both groups call it. Null groups cost nothing.
+absl::StatusOr<CostModel> CalibrateCostModel(comm::Communicator* tp, comm::Communicator* ep, Device* device,
+                                             Clock* clock, Stream& stream);
+
+}  // namespace evenkeel::moe
+
+#endif  // EVENKEEL_MOE_ORDER_PLANNER_H_

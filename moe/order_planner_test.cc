@@ -1,0 +1,202 @@
+// The cost model against the closed forms' break-even points, and the exchange bound against brute force.
+#include "evenkeel/moe/order_planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "evenkeel/comm/in_process.h"
+#include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/exchange_bound.h"
+#include "evenkeel/moe/order_types.h"
+#include "evenkeel/runtime/base/philox.h"
+#include "evenkeel/runtime/base/status_matchers.h"
+#include "evenkeel/runtime/device/host_device.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::moe {
+namespace {
+
+using ::evenkeel::testutil::StatusIs;
+using ::testing::HasSubstr;
+
+OrderSizes Sizes(int tp, int ep) {
+  return {.tokens = 4096,
+          .hidden = 1024,
+          .experts = 8,
+          .top_k = 2,
+          .capacity = 1280,
+          .dtype = DType::kBF16,
+          .tp = tp,
+          .ep = ep};
+}
+
+CostModel Links(double tp_bandwidth, double ep_bandwidth, double alpha = 0) {
+  return {.tp = {alpha, 1 / tp_bandwidth}, .ep = {alpha, 1 / ep_bandwidth}};
+}
+
+TypedOrder Typed(const char* name) { return *CheckOrder(*FindOrder(name)); }
+
+double Seconds(const char* name, const OrderSizes& sizes, const CostModel& model) {
+  return EstimateSeconds(*ComputeOrderCost(Typed(name), sizes), model);
+}
+
+// drop_gather beats reference iff the TP link is faster by more than E/(E-1); fused iff by more than E/(2(E-1)).
+TEST(OrderPlannerTest, BreakEvenPointsAreThoseOfTheClosedForms) {
+  for (int tp : {2, 4}) {
+    for (int ep : {2, 4, 8}) {
+      const OrderSizes sizes = Sizes(tp, ep);
+      const double drop_gather = ep / (ep - 1.0), fused = ep / (2 * (ep - 1.0));
+      EXPECT_LT(Seconds("drop_gather", sizes, Links(1e9 * drop_gather * 1.01, 1e9)),
+                Seconds("reference", sizes, Links(1e9 * drop_gather * 1.01, 1e9)));
+      EXPECT_GT(Seconds("drop_gather", sizes, Links(1e9 * drop_gather * 0.99, 1e9)),
+                Seconds("reference", sizes, Links(1e9 * drop_gather * 0.99, 1e9)));
+      EXPECT_LT(Seconds("fused", sizes, Links(1e9 * fused * 1.01, 1e9)),
+                Seconds("reference", sizes, Links(1e9 * fused * 1.01, 1e9)));
+      EXPECT_GT(Seconds("fused", sizes, Links(1e9 * fused * 0.99, 1e9)),
+                Seconds("reference", sizes, Links(1e9 * fused * 0.99, 1e9)));
+    }
+  }
+}
+
+TEST(OrderPlannerTest, ChoosesAndSaysWhy) {
+  const std::vector<std::string> padded = {"reference", "drop_gather", "fused"};
+  ASSERT_OK_AND_ASSIGN(OrderPlan plan,
+                       PlanOrder(padded, ExpertLayout::kTensorParallel, Sizes(2, 4), Links(1e10, 1e9, 1e-6)));
+  EXPECT_EQ(plan.best().name, "fused");
+  EXPECT_EQ(plan.estimates.size(), 3u);
+  EXPECT_THAT(plan.why, HasSubstr("fused"));
+  EXPECT_THAT(plan.why, HasSubstr("would take"));
+  // Latency only: fewer collectives win.
+  ASSERT_OK_AND_ASSIGN(plan, PlanOrder(padded, ExpertLayout::kTensorParallel, Sizes(2, 4), Links(1e18, 1e18, 1e-3)));
+  EXPECT_EQ(plan.best().name, "reference");
+  // Orders of the other layout are left out.
+  ASSERT_OK_AND_ASSIGN(plan, PlanOrder(OrderNames(), ExpertLayout::kWhole, Sizes(2, 4), Links(1e9, 1e9)));
+  for (const OrderEstimate& estimate : plan.estimates) EXPECT_NE(estimate.name, "fused");
+  EXPECT_THAT(PlanOrder(padded, ExpertLayout::kWhole, Sizes(2, 4), Links(1e9, 1e9)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("none of the orders")));
+  EXPECT_THAT(
+      PlanOrder(padded, ExpertLayout::kTensorParallel, Sizes(2, 4), Links(std::numeric_limits<double>::quiet_NaN(), 1)),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("finite")));
+}
+
+// V* = alpha * T/(T-1) / ((E-1)/(E beta_ep) - 1/beta_tp): two more all-gathers against the saved exchange.
+TEST(OrderPlannerTest, CrossoverIsTheFormulas) {
+  const double alpha = 1e-5, tp = 2e10, ep = 1e9;
+  const int T = 2, E = 4;
+  ASSERT_OK_AND_ASSIGN(const std::optional<double> v,
+                       CrossoverBytes(Typed("reference"), Typed("drop_gather"), Sizes(T, E), Links(tp, ep, alpha)));
+  ASSERT_TRUE(v.has_value());
+  EXPECT_NEAR(*v, alpha * T / (T - 1.0) / ((E - 1.0) / (E * ep) - 1 / tp), 1e-6 * *v);
+  ASSERT_OK_AND_ASSIGN(const std::optional<double> never,
+                       CrossoverBytes(Typed("reference"), Typed("drop_gather"), Sizes(T, E), Links(1e9, 1e9, alpha)));
+  EXPECT_FALSE(never.has_value());
+}
+
+TEST(OrderPlannerTest, AllRanksMeasureAlike) {
+  comm::InProcessOptions options;
+  options.world_size = 4;
+  ASSERT_OK_AND_ASSIGN(const auto world, comm::InProcessWorld::Create(options));
+  ASSERT_OK_AND_ASSIGN(const comm::Mesh mesh, comm::Mesh::Create({.tp = 2, .ep = 2, .dp = 2, .etp = 2}));
+  std::vector<CostModel> models(4);
+  const std::vector<absl::Status> statuses = comm::RunRanks(*world, [&](comm::Backend& backend) -> absl::Status {
+    auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(auto stream, device->CreateStream("s"));
+    EK_ASSIGN_OR_RETURN(auto tp, backend.CreateGroup(mesh.GroupOf(comm::Axis::kTp, backend.rank())));
+    EK_ASSIGN_OR_RETURN(auto ep, backend.CreateGroup(mesh.GroupOf(comm::Axis::kEp, backend.rank())));
+    EK_ASSIGN_OR_RETURN(models[backend.rank()],
+                        CalibrateCostModel(tp.get(), ep.get(), device.get(), Clock::Real(), *stream));
+    return absl::OkStatus();
+  });
+  ASSERT_OK(comm::FirstFailure(statuses));
+  for (const CostModel& model : models) {
+    EXPECT_GT(model.tp.alpha_seconds, 0);
+    EXPECT_EQ(model.tp.alpha_seconds, models[0].tp.alpha_seconds);
+    EXPECT_EQ(model.ep.seconds_per_byte, models[0].ep.seconds_per_byte);
+  }
+}
+
+// The fewest transfers after which all `wanted` ranks have a row that `home` starts with: breadth first over sets of
+// ranks. `between` counts transfers between nodes at their minimum.
+struct Fewest {
+  int total = 0, between = 0;
+};
+Fewest BruteForce(const std::set<int>& home, const std::set<int>& wanted, const std::vector<int>& node) {
+  const int ranks = static_cast<int>(node.size());
+  const auto mask_of = [](const std::set<int>& set) {
+    int mask = 0;
+    for (int rank : set) mask |= 1 << rank;
+    return mask;
+  };
+  const auto shortest = [&](auto weight) {
+    std::vector<int> cost(1 << ranks, 1 << 20);
+    cost[mask_of(home)] = 0;
+    for (int mask = 0; mask < 1 << ranks; ++mask) {  // transfers only add ranks, so masks grow
+      for (int from = 0; from < ranks; ++from) {
+        for (int to = 0; to < ranks; ++to) {
+          if (!(mask >> from & 1) || (mask >> to & 1)) continue;
+          cost[mask | 1 << to] = std::min(cost[mask | 1 << to], cost[mask] + weight(from, to));
+        }
+      }
+    }
+    int best = 1 << 20;
+    for (int mask = 0; mask < 1 << ranks; ++mask) {
+      if ((mask & mask_of(wanted)) == mask_of(wanted)) best = std::min(best, cost[mask]);
+    }
+    return best;
+  };
+  return {shortest([](int, int) { return 1; }),
+          shortest([&](int from, int to) { return node[from] != node[to] ? 1 : 0; })};
+}
+
+TEST(ExchangeBoundTest, IsTheBruteForceMinimum) {
+  const std::vector<std::vector<int>> places = {{0}, {0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1, 2}, {0, 1, 0, 1}};
+  const PhiloxStream stream(PhiloxKey(3));
+  uint64_t at = 0;
+  for (const std::vector<int>& nodes : places) {
+    const int E = static_cast<int>(nodes.size());
+    for (int trial = 0; trial < 40; ++trial) {
+      RoutingDecision d;
+      d.num_tokens = 1;
+      d.num_experts = 2 * E;
+      d.top_k = std::min(3, 2 * E);
+      std::set<int> wanted;
+      for (int j = 0; j < d.top_k; ++j) {
+        d.expert.push_back(static_cast<int>(stream.Below(at++, 2 * E)));
+        d.slot.push_back(stream.Below(at++, 4) == 0 ? -1 : 0);
+        if (d.slot.back() >= 0) wanted.insert(d.expert.back() / 2);
+      }
+      const int rank = static_cast<int>(stream.Below(at++, E));
+      ASSERT_OK_AND_ASSIGN(const ExchangeBound bound,
+                           BoundExchange(d, {.ep_rank = rank, .node_of_rank = nodes, .home_ranks = {}}));
+      const Fewest fewest = BruteForce({rank}, wanted, nodes);
+      EXPECT_EQ(bound.total(), fewest.total);
+      EXPECT_EQ(bound.inter_node_rows, fewest.between);
+    }
+  }
+}
+
+TEST(ExchangeBoundTest, LanesOfTheSourceAreHome) {
+  RoutingDecision d;
+  d.num_tokens = 1;
+  d.num_experts = 4;
+  d.top_k = 3;
+  d.expert = {0, 1, 3};
+  d.slot = {0, 0, 0};
+  ASSERT_OK_AND_ASSIGN(ExchangeBound bound,
+                       BoundExchange(d, {.ep_rank = 0, .node_of_rank = {0, 0, 0, 0}, .home_ranks = {0, 1}}));
+  EXPECT_EQ(bound.total(), 1);
+  EXPECT_THAT(BoundExchange(d, {.ep_rank = 4, .node_of_rank = {0, 0, 0, 0}, .home_ranks = {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("EP rank 4")));
+  EXPECT_THAT(BoundExchange(d, {.ep_rank = 0, .node_of_rank = {0, 0, 0}, .home_ranks = {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not divisible")));
+}
+
+}  // namespace
+}  // namespace evenkeel::moe
