@@ -1,0 +1,342 @@
+// Fetching and releasing: orders recorded and left, memory by plan, races on worker streams, views that go stale.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/in_process.h"
+#include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/base/status_matchers.h"
+#include "evenkeel/runtime/device/host_device.h"
+#include "evenkeel/zero3/partitioned_model.h"
+#include "evenkeel/zero3/testing/toy_training.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::zero3 {
+namespace {
+
+using ::evenkeel::testutil::StatusIs;
+using ::testing::HasSubstr;
+
+void ExpectSameBits(const ToyRun& a, const ToyRun& b, const std::string& what) {
+  for (size_t r = 0; r < a.ranks.size(); ++r) {
+    ASSERT_EQ(a.ranks[r].steps.size(), b.ranks[r].steps.size());
+    for (size_t s = 0; s < a.ranks[r].steps.size(); ++s) {
+      ASSERT_EQ(a.ranks[r].steps[s].activation, b.ranks[r].steps[s].activation)
+          << what << " rank " << r << " step " << s;
+      ASSERT_EQ(a.ranks[r].steps[s].weights_digest, b.ranks[r].steps[s].weights_digest) << what;
+    }
+  }
+}
+
+// Two leaves that share a parameter: direct calls on the facade.
+ModelDescription SharedModel() {
+  ModelDescription model;
+  model.root.type = "Model";
+  for (int i = 0; i < 3; ++i) {
+    ParameterSpec spec;
+    spec.name = absl::StrCat("p", i);
+    spec.shape = Shape({9 + i});
+    spec.initializer = Initializer::Normal(1.0);
+    model.parameters.push_back(spec);
+  }
+  model.root.children.push_back({"a", "A", {0, 2}, {}, false});
+  model.root.children.push_back({"b", "B", {1, 2}, {}, false});
+  return model;
+}
+
+using Body = std::function<absl::Status(PartitionedModel& model, Stream& compute)>;
+
+absl::Status OnTwoRanks(const PartitionedModelOptions& options, const Body& body) {
+  EK_ASSIGN_OR_RETURN(auto world, comm::InProcessWorld::Create({.world_size = 2}));
+  const ModelDescription description = SharedModel();
+  return comm::FirstFailure(comm::RunRanks(*world, [&](comm::Backend& backend) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto dp, backend.CreateGroup(comm::WorldGroup(2)));
+    auto device = HostDevice::Create({.poison = true});
+    EK_ASSIGN_OR_RETURN(auto compute, device->CreateStream("compute"));
+    EK_ASSIGN_OR_RETURN(auto comm, device->CreateStream("comm"));
+    EK_ASSIGN_OR_RETURN(const LeafSelection selection, SelectLeaves(description, {}));
+    EK_ASSIGN_OR_RETURN(
+        auto model, PartitionedModel::Create(description.parameters, selection, options, {.dp = dp.get()}, device.get(),
+                                             compute.get(), comm.get()));
+    return body(*model, *compute);
+  }));
+}
+
+absl::Status Check(bool condition, const char* what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+ToyConfig SmallConfig(int world) {
+  ToyConfig config;
+  config.mesh = {.tp = 1, .ep = 1, .dp = world, .etp = 1};
+  config.device.poison = true;
+  config.options.poison_released = true;
+  config.options.prefetch_bytes = 3000;
+  config.options.reuse_distance_bytes = 0;
+  config.steps = 6;
+  return config;
+}
+
+// Steps 0..2 record and walk, step 3 visits another order (left plan), 4 and 5 walk the new one.
+TEST(FetchTest, Trail60_61_ChangedOrderIsRecordedAnewWithTheSameBits) {
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    ToyConfig config = SmallConfig(3);
+    config.steps = 9;
+    config.options.policy = policy;
+    config.order = [](int step, int num_leaves) {
+      std::vector<int> order;
+      for (int l = 0; l < num_leaves; ++l) order.push_back(l);
+      if (step >= 3) std::swap(order[2], order[4]);
+      if (step == 6) order.pop_back();  // a shorter pass
+      return order;
+    };
+    ToyConfig reference = config;
+    reference.options = PartitionedModelOptions();
+    reference.options.policy = "replicated";
+    ASSERT_OK_AND_ASSIGN(const ToyRun expected, RunToy(reference));
+    ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+    ExpectSameBits(expected, run, policy);
+    EXPECT_EQ(run.ranks[0].counts.trace_changes, 3) << policy;  // at 3, at 6, and back at 7
+    EXPECT_EQ(run.ranks[0].trace_state, TraceState::kComplete);
+    EXPECT_GT(run.ranks[0].counts.prefetched, 0);
+  }
+}
+
+// Three steps in each state with micro-batches, recompute, evaluation passes and persistence.
+TEST(FetchTest, Trail60_62_EverythingAtOnce) {
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    for (int64_t persistent : {0, 7, 50, 100000}) {
+      ToyConfig config = SmallConfig(4);
+      config.options.policy = policy;
+      config.micro_batches = 2;
+      config.recompute = true;
+      config.eval_between = true;
+      config.options.persistent_elements = persistent;
+      ToyConfig reference = config;
+      reference.options = PartitionedModelOptions();
+      reference.options.policy = "replicated";
+      ASSERT_OK_AND_ASSIGN(const ToyRun expected, RunToy(reference));
+      ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+      ExpectSameBits(expected, run, absl::StrCat(policy, " persistent ", persistent));
+      EXPECT_EQ(run.ranks[0].counts.trace_changes, 0);
+      EXPECT_GE(run.ranks[0].counts.gathered_bytes, 0);
+    }
+  }
+}
+
+// Persistent parameters are gathered once per update, whether the order is known or not.
+TEST(FetchTest, Trail63_PersistenceIsHonouredInEveryStep) {
+  ToyConfig config = SmallConfig(3);
+  config.options.persistent_elements = 100000;  // everything
+  config.options.policy = "flat";
+  config.steps = 5;
+  ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+  // 3 kinds of users share nothing: units = gathers of the first pass; nothing else is ever gathered.
+  const int64_t units = run.ranks[0].counts.gathers / config.steps;
+  EXPECT_EQ(run.ranks[0].counts.gathers, units * config.steps);
+  EXPECT_EQ(run.ranks[0].counts.fetch_cycles, 0);
+  EXPECT_EQ(run.ranks[0].counts.peak_gathered_bytes, run.ranks[0].counts.gathered_bytes);
+}
+
+// The counted peak equals the prediction to the byte in every mode, and on policies that allocate it is what the
+// device saw.
+TEST(FetchTest, Trail53_71_PeakIsThePredictedPeak) {
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    for (int64_t prefetch : {0, 1500, 100000}) {
+      for (int64_t reuse : {-1, 0, 4000}) {
+        for (int64_t persistent : {0, 30}) {
+          ToyConfig config = SmallConfig(3);
+          config.steps = 4;
+          config.options.policy = policy;
+          config.options.prefetch_bytes = prefetch;
+          config.options.reuse_distance_bytes = reuse;
+          config.options.persistent_elements = persistent;
+          ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+          for (const ToyRank& rank : run.ranks) {
+            EXPECT_EQ(rank.counts.peak_gathered_bytes, rank.counts.predicted_peak_gathered_bytes)
+                << policy << " prefetch " << prefetch << " reuse " << reuse << " persistent " << persistent;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The peak that the coordinator counts is memory that the device really gave: nothing else allocates here.
+TEST(FetchTest, CountedPeakIsWhatTheDeviceAllocated) {
+  for (const char* policy : {"coalesced", "per_parameter", "flat"}) {
+    PartitionedModelOptions options;
+    options.policy = policy;
+    options.prefetch_bytes = 50;
+    EXPECT_OK(OnTwoRanks(options, [policy](PartitionedModel& model, Stream& compute) -> absl::Status {
+      WorkCounters& counters = compute.device()->counters();
+      const int64_t base = counters.Snapshot().live_bytes - model.counts().gathered_bytes;
+      for (int pass = 0; pass < 3; ++pass) {
+        for (int leaf : {0, 1, 0}) {
+          EK_RETURN_IF_ERROR(model.Fetch({leaf}).status());
+          EK_RETURN_IF_ERROR(model.Release({leaf}));
+        }
+        const int64_t arena = model.counts().arena_bytes;
+        const int64_t peak = counters.Snapshot().peak_live_bytes - base - arena;
+        EK_RETURN_IF_ERROR(model.UseTrace("step"));
+        const bool planned = arena > 0;
+        if (!planned && peak != model.counts().peak_gathered_bytes) {
+          return absl::InternalError(absl::StrCat(policy, " pass ", pass, ": device ", peak, ", counted ",
+                                                  model.counts().peak_gathered_bytes));
+        }
+      }
+      return Check(model.counts().peak_gathered_bytes == model.counts().predicted_peak_gathered_bytes, "predicted");
+    })) << policy;
+  }
+}
+
+TEST(FetchTest, ReleasedMemoryGoesBackToTheBaseline) {
+  ToyConfig config = SmallConfig(3);
+  config.options.prefetch_bytes = 0;
+  for (const char* policy : {"flat", "per_parameter"}) {
+    config.options.policy = policy;
+    ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+    EXPECT_EQ(run.ranks[0].counts.gathered_bytes, 0) << policy;
+  }
+}
+
+TEST(FetchTest, LimitThatCannotBeMetNamesTheLeafBeforeTheFirstStep) {
+  ToyConfig config = SmallConfig(2);
+  config.options.max_live_bytes = 1000;  // a block of 4 experts has 4 * 7 * 12 * 4 bytes
+  ToyRun run;
+  for (const absl::Status& status : RunToyStatuses(config, &run)) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("layers.0.moe: needs")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("max_live_bytes is 1000")));
+  }
+  config.options.max_live_bytes = 1600;
+  ASSERT_OK_AND_ASSIGN(const ToyRun fits, RunToy(config));
+  EXPECT_LE(fits.ranks[0].counts.peak_gathered_bytes, 1600);
+}
+
+// Gather on one stream, compute on another, delays everywhere, freed and released memory poisoned: same bits.
+TEST(FetchTest, Trail81_82_83_84_85_RacesUnderDelays) {
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    ToyConfig config = SmallConfig(3);
+    config.options.policy = policy;
+    config.micro_batches = 2;
+    config.options.reduce_bucket_bytes = 500;
+    config.steps = 4;
+    ToyConfig reference = config;
+    reference.options = PartitionedModelOptions();
+    reference.options.policy = "replicated";
+    ASSERT_OK_AND_ASSIGN(const ToyRun expected, RunToy(reference));
+    for (int slow = 0; slow < 3; ++slow) {
+      config.device.stream_mode = HostDevice::StreamMode::kWorker;
+      config.device.delay = [slow](absl::string_view stream, int64_t n) {
+        const bool this_one = slow == 2 ? n % 3 == 0 : (stream == "compute") == (slow == 0);
+        return this_one && n % 5 < 2 ? absl::Microseconds(200) : absl::ZeroDuration();
+      };
+      ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+      ExpectSameBits(expected, run, absl::StrCat(policy, " slow ", slow));
+      for (const ToyRank& rank : run.ranks) {
+        EXPECT_EQ(rank.counts.peak_gathered_bytes, rank.counts.predicted_peak_gathered_bytes);
+      }
+    }
+  }
+}
+
+// Releasing one of two users leaves the parameter whole for the other (upstream's placeholder had 1 element).
+TEST(FetchTest, Trail65_SharedParameterLivesUntilItsLastUserIsDone) {
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    PartitionedModelOptions options;
+    options.policy = policy;
+    options.poison_released = true;
+    EXPECT_OK(OnTwoRanks(options, [](PartitionedModel& model, Stream&) -> absl::Status {
+      for (int pass = 0; pass < 4; ++pass) {
+        EK_RETURN_IF_ERROR(model.Fetch({0}).status());
+        EK_ASSIGN_OR_RETURN(const LeafWeights b, model.Fetch({1}));
+        EK_RETURN_IF_ERROR(model.Release({0}));
+        EK_ASSIGN_OR_RETURN(const ConstTensorView shared, b.Get(1));
+        EK_RETURN_IF_ERROR(Check(shared.num_elements() == 11, "the shared parameter has its elements"));
+        for (int64_t i = 0; i < 11; ++i) {
+          const float expected = static_cast<float>(InitialValue(model.parameters()[2], 1, i));
+          EK_RETURN_IF_ERROR(Check(shared.data<float>()[i] == expected, "the shared parameter has its values"));
+        }
+        EK_RETURN_IF_ERROR(model.Release({1}));
+        EK_RETURN_IF_ERROR(model.UseTrace("step"));
+      }
+      return Check(model.counts().gathers == 4 * 3, "every unit was gathered once per pass");
+    })) << policy;
+  }
+}
+
+TEST(FetchTest, StaleViewsAndWrongReleasesAreErrors) {
+  EXPECT_OK(OnTwoRanks({}, [](PartitionedModel& model, Stream&) -> absl::Status {
+    EXPECT_THAT(model.Release({0}), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is not fetched")));
+    EXPECT_THAT(model.Fetch({7}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("leaf 7 of 2")));
+    EXPECT_THAT(model.FindLeaf("c"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("there are: a, b")));
+    EK_ASSIGN_OR_RETURN(const LeafWeights weights, model.Fetch({0}));
+    EXPECT_OK(weights.Get(1));
+    EXPECT_THAT(weights.Get(2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("parameter 2 of 2")));
+    EXPECT_THAT(model.Step(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("still fetched by 1 users")));
+    EXPECT_THAT(model.UseTrace("x"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("still fetched")));
+    EK_RETURN_IF_ERROR(model.Release({0}));
+    EXPECT_THAT(weights.Get(0), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("was released")));
+    return absl::OkStatus();
+  }));
+}
+
+// Several threads of a rank fetch the same leaf: gathered once, released when the last is done.
+TEST(FetchTest, Trail62_LeafFetchedFromManyThreadsIsGatheredOnce) {
+  EXPECT_OK(OnTwoRanks({}, [](PartitionedModel& model, Stream&) -> absl::Status {
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    EK_ASSIGN_OR_RETURN(const LeafWeights first, model.Fetch({0}));
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([&] {
+        const absl::StatusOr<LeafWeights> weights = model.Fetch({0});
+        if (!weights.ok() || !weights->Get(0).ok()) {
+          ++wrong;
+          return;
+        }
+        const float expected = static_cast<float>(InitialValue(model.parameters()[0], 1, 3));
+        if (weights->views()[0].data<float>()[3] != expected) ++wrong;
+        if (!model.Release({0}).ok()) ++wrong;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EK_RETURN_IF_ERROR(Check(wrong == 0, "every thread saw the weights"));
+    EK_RETURN_IF_ERROR(Check(model.counts().gathers == 2, "both units were gathered once"));
+    EK_RETURN_IF_ERROR(Check(first.Get(0).ok(), "the first user still holds the leaf"));
+    return model.Release({0});
+  }));
+}
+
+// A leaf whose input needs no gradient never flushes: the step does it, with zeros.
+TEST(FetchTest, Trail58_LeafThatIsNeverFlushedIsReducedAtTheStep) {
+  EXPECT_OK(OnTwoRanks({}, [](PartitionedModel& model, Stream&) -> absl::Status {
+    for (int step = 0; step < 3; ++step) {
+      EK_ASSIGN_OR_RETURN(const auto gradients, model.Gradients({0}));
+      gradients[0].data<float>()[2] += 4;
+      EK_ASSIGN_OR_RETURN(const StepResult result, model.Step());
+      EK_RETURN_IF_ERROR(Check(result.stepped && result.gradient_norm == 4.0, "the added gradient arrived, once"));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(FetchTest, MaxLiveBytesAtRunTimeIsAnErrorBeforeTheCollective) {
+  PartitionedModelOptions options;
+  options.max_live_bytes = 100;  // one leaf with the shared unit at a time
+  EXPECT_OK(OnTwoRanks(options, [](PartitionedModel& model, Stream&) -> absl::Status {
+    EK_RETURN_IF_ERROR(model.Fetch({0}).status());
+    EXPECT_THAT(model.Fetch({1}), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("b: needs")));
+    EK_RETURN_IF_ERROR(model.Release({0}));
+    EK_RETURN_IF_ERROR(model.Fetch({1}).status());
+    return model.Release({1});
+  }));
+}
+
+}  // namespace
+}  // namespace evenkeel::zero3
