@@ -243,13 +243,13 @@ class Judging final : public DenseJudge {
   }
 
   // A replica's digest differs from its owner's.
-  void JudgeReplica(TapKind kind, const std::string& name, int64_t step, int rank, int owner) {
+  void JudgeReplica(int64_t place, TapKind kind, const std::string& name, int64_t step, int rank, int owner) {
     FirstDifference difference;
     difference.step = step;
     difference.tensor = absl::StrCat(TapText(kind, name), " (another value than on rank ", owner, ")");
     difference.rank = rank;
     difference.index = -1;
-    Differ(kReplicaPlace, std::move(difference));
+    Differ(place, std::move(difference));
   }
 
   // Copies rank's slice into its place of the whole.
@@ -261,13 +261,13 @@ class Judging final : public DenseJudge {
   }
 
   // One parameter or gradient of one rank.
-  void UnpackSlice(TapKind kind, size_t p, int rank, int64_t step, std::vector<uint64_t>* digests, Unpacker* from,
-                   ReferenceTensors* whole) {
+  void UnpackSlice(int64_t place, TapKind kind, size_t p, int rank, int64_t step, std::vector<uint64_t>* digests,
+                   Unpacker* from, ReferenceTensors* whole) {
     const zero3::ParameterSpec& spec = specs_[rank][p];
     const int owner = owners_[p][rank];
     (*digests)[rank] = from->Take<uint64_t>();
     if (owner != rank) {
-      if ((*digests)[rank] != (*digests)[owner]) JudgeReplica(kind, spec.name, step, rank, owner);
+      if ((*digests)[rank] != (*digests)[owner]) JudgeReplica(place, kind, spec.name, step, rank, owner);
       return;
     }
     const DType dtype = kind == TapKind::kGradient ? WideDType(spec.dtype) : spec.dtype;
@@ -275,22 +275,42 @@ class Judging final : public DenseJudge {
   }
 
   // Fills `values` on lane 0; other lanes must have sent the same digest.
-  void UnpackActivation(TapKind kind, const std::string& name, int rank, int64_t step, uint64_t* lane0, Unpacker* from,
-                        std::vector<double>* values) {
+  void UnpackActivation(int64_t place, TapKind kind, const std::string& name, int rank, int64_t step, uint64_t* lane0,
+                        Unpacker* from, std::vector<double>* values) {
     const uint64_t digest = from->Take<uint64_t>();
     if (lane(rank) != 0) {
-      if (digest != *lane0) JudgeReplica(kind, name, step, rank, rank - lane(rank));
+      if (digest != *lane0) JudgeReplica(place, kind, name, step, rank, rank - lane(rank));
       return;
     }
     *lane0 = digest;
     *values = from->TakeElements(config_.model.dtype, config_.model.tokens() * config_.model.hidden);
   }
 
-  void UnpackReport(int rank, Unpacker* from, Collected* collected) const {
+  int64_t ForwardPlace(size_t boundary) const { return kForwardPlace + 10 * static_cast<int64_t>(boundary); }
+  int64_t BackwardPlace(size_t boundary) const {
+    return kBackwardPlace + 10 * (boundaries() - static_cast<int64_t>(boundary));
+  }
+
+  // A number that every rank must have alike; rank 0's is kept.
+  void UnpackShared(int64_t place, const char* what, int rank, int64_t step, Unpacker* from, double* kept) {
+    const double value = from->Take<double>();
+    if (rank == 0) *kept = value;
+    if (std::memcmp(kept, &value, sizeof(value)) == 0) return;
+    FirstDifference difference;
+    difference.step = step;
+    difference.tensor = absl::StrCat(what, " (another value than on rank 0)");
+    difference.rank = rank;
+    difference.reference = *kept;
+    difference.candidate = value;
+    difference.ulps = UlpsBetween(DType::kF64, *kept, value);
+    Differ(place, std::move(difference));
+  }
+
+  void UnpackReport(int rank, int64_t step, Unpacker* from, Collected* collected) {
     const double loss = from->Take<double>();
-    collected->mean_loss = from->Take<double>();
-    collected->gradient_norm = from->Take<double>();
-    collected->clip_scale = from->Take<double>();
+    UnpackShared(kLossPlace + 2, "mean loss", rank, step, from, &collected->mean_loss);
+    UnpackShared(kNormPlace, "gradient norm", rank, step, from, &collected->gradient_norm);
+    UnpackShared(kNormPlace + 1, "clip scale", rank, step, from, &collected->clip_scale);
     collected->stepped = from->Take<uint8_t>() != 0;
     const int64_t routes = config_.model.tokens() * config_.model.top_k;
     for (int64_t layer = 0; layer < config_.model.layers; ++layer) {
@@ -324,18 +344,20 @@ class Judging final : public DenseJudge {
       Unpacker from(start);
       start += sizes[rank];
       for (size_t p = 0; p < owners_.size(); ++p) {
-        UnpackSlice(TapKind::kParameter, p, rank, step, &parameter_digests[p], &from, &collected.parameters);
+        UnpackSlice(whole_step ? kReplicaPlace : kParameterPlace, TapKind::kParameter, p, rank, step,
+                    &parameter_digests[p], &from, &collected.parameters);
         if (!whole_step) continue;
-        UnpackSlice(TapKind::kGradient, p, rank, step, &gradient_digests[p], &from, &collected.gradients);
+        UnpackSlice(kGradientPlace, TapKind::kGradient, p, rank, step, &gradient_digests[p], &from,
+                    &collected.gradients);
       }
       if (!whole_step) continue;
       for (size_t b = 0; b < names.size(); ++b) {
-        UnpackActivation(TapKind::kActivation, names[b], rank, step, &lane0[2 * b], &from,
+        UnpackActivation(ForwardPlace(b) + 1, TapKind::kActivation, names[b], rank, step, &lane0[2 * b], &from,
                          &collected.activations[replica(rank)][b]);
-        UnpackActivation(TapKind::kActivationGradient, names[b], rank, step, &lane0[2 * b + 1], &from,
-                         &collected.activation_gradients[replica(rank)][b]);
+        UnpackActivation(BackwardPlace(b) + 1, TapKind::kActivationGradient, names[b], rank, step, &lane0[2 * b + 1],
+                         &from, &collected.activation_gradients[replica(rank)][b]);
       }
-      UnpackReport(rank, &from, &collected);
+      UnpackReport(rank, step, &from, &collected);
     }
     return collected;
   }
@@ -399,11 +421,10 @@ class Judging final : public DenseJudge {
         JudgeRouting(step, layer, rank, replica.routing[layer]);
       }
       for (size_t b = 0; b < names.size(); ++b) {
-        const int64_t at = static_cast<int64_t>(b);
-        JudgeMatrix(kForwardPlace + 10 * at, step, TapText(TapKind::kActivation, names[b]), rank,
-                    replica.activations[b], collected.activations[r][b]);
-        JudgeMatrix(kBackwardPlace + 10 * (boundaries() - at), step, TapText(TapKind::kActivationGradient, names[b]),
-                    rank, replica.activation_gradients[b], collected.activation_gradients[r][b]);
+        JudgeMatrix(ForwardPlace(b), step, TapText(TapKind::kActivation, names[b]), rank, replica.activations[b],
+                    collected.activations[r][b]);
+        JudgeMatrix(BackwardPlace(b), step, TapText(TapKind::kActivationGradient, names[b]), rank,
+                    replica.activation_gradients[b], collected.activation_gradients[r][b]);
       }
       const double slack = LossBound(replica.loss_variance, replica.loss);
       JudgeValue(kLossPlace, step, "loss", rank, 0, replica.loss, collected.losses[r], slack);

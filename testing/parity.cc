@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/runtime/base/digest.h"
+#include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/device/host_device.h"
 #include "evenkeel/testing/bitwise_judge.h"
@@ -127,6 +128,12 @@ class Participant {
     summary_.peak_predicted = counts.predicted_peak_gathered_bytes;
     summary_.host_operations = run_->leaf_fetch_host_operations();
     return summary_;
+  }
+
+  // What this rank has found so far.
+  std::optional<FirstDifference> first_difference() const {
+    if (bits_ != nullptr && bits_->finding().first.has_value()) return bits_->finding().first;
+    return dense_ != nullptr ? dense_->finding().first : std::nullopt;
   }
 
   const ParityEntry& entry() const { return entry_; }
@@ -261,6 +268,21 @@ class Job {
       : config_(config), corpus_(corpus), backend_(backend), device_(HostDevice::Create()) {}
 
   absl::StatusOr<ParityResult> Run() {
+    absl::StatusOr<ParityResult> result = RunToTheEnd();
+    if (result.ok()) return result;
+    // A run that went wrong may fail later, such as when lanes then route differently: say where it began.
+    for (const auto& participant : participants_) {
+      const std::optional<FirstDifference> first = participant->first_difference();
+      if (!first.has_value()) continue;
+      return Annotate(result.status(), absl::StrFormat("%s differs since step %d, %s, rank %d, index %d (%.9g, %.9g)",
+                                                       participant->entry().name, first->step, first->tensor,
+                                                       first->rank, first->index, first->reference, first->candidate));
+    }
+    return result;
+  }
+
+ private:
+  absl::StatusOr<ParityResult> RunToTheEnd() {
     EK_RETURN_IF_ERROR(Start());
     for (int64_t step = 0; step < config_.steps; ++step) {
       for (size_t i = 0; i < participants_.size(); ++i) {
@@ -282,7 +304,6 @@ class Job {
     return result;
   }
 
- private:
   absl::Status Start() {
     EK_RETURN_IF_ERROR(ValidateParityConfig(config_));
     EK_ASSIGN_OR_RETURN(stream_, device_->CreateStream("parity"));

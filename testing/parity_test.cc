@@ -1,9 +1,14 @@
+// Whole runs: orders, layouts, dtypes and fetch policies against one another and against the double reference.
 #include "evenkeel/testing/parity.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/status_matchers.h"
+#include "evenkeel/testing/parity_test_util.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -12,55 +17,204 @@ namespace {
 
 using ::testing::HasSubstr;
 
-LanguageModelConfig SmallModel() {
-  LanguageModelConfig model;
-  model.sequence = 12;
-  model.hidden = 16;
-  model.heads = 4;
-  model.ffn = 24;
-  model.experts = 4;
-  return model;
+const std::vector<std::string> kBuiltin = {"reference", "drop_gather", "fused", "token_sliced", "unsharded"};
+
+// Slots per expert and source: ceil(s k f / e), at least 4, a multiple of T.
+int64_t CapacityOf(const TrainingConfig& config) {
+  const LanguageModelConfig& model = config.model;
+  const double need = std::ceil(static_cast<double>(model.tokens() * model.top_k) *
+                                static_cast<double>(model.capacity_factor.numerator()) /
+                                static_cast<double>(model.capacity_factor.denominator() * model.experts));
+  const int64_t capacity = std::max<int64_t>(static_cast<int64_t>(need), 4), t = config.mesh.tp;
+  return (capacity + t - 1) / t * t;
 }
 
-ParityConfig Config(comm::MeshShape mesh, std::vector<std::string> orders, int64_t steps = 3) {
-  ParityConfig config;
-  config.base.model = SmallModel();
-  config.base.mesh = mesh;
-  config.steps = steps;
-  for (const std::string& order : orders) config.entries.push_back(*NamedEntry(order, "flat"));
-  return config;
+// Closed forms of DeepSpeed #5626's orders (SEMANTICS 3.3), in units of V/(T E): bytes sent by a rank in a forward.
+struct ClosedForm {
+  int64_t ep = 0;
+  int64_t tp = 0;
+};
+ClosedForm FormOf(const std::string& order, int64_t t, int64_t e) {
+  if (order == "reference") return {2 * (e - 1) * t, 2 * (t - 1) * e};
+  if (order == "drop_gather") return {2 * (e - 1), 4 * (t - 1) * e};
+  if (order == "fused") return {2 * (e - 1), 3 * (t - 1) * e};
+  return {2 * (e - 1), (t - 1) * e};  // unsharded
 }
 
-const Corpus& Text() {
-  static const Corpus* corpus = new Corpus(*Corpus::Read(kDefaultCorpus));
-  return *corpus;
+void ExpectClosedForms(const ParityConfig& config, const ParityRun& run) {
+  EXPECT_EQ(run.ep.counted, run.ep.predicted) << run.order;
+  EXPECT_EQ(run.tp.counted, run.tp.predicted) << run.order;
+  if (run.order == "token_sliced") return;  // depends on the routing
+  const comm::MeshShape& mesh = config.base.mesh;
+  const LanguageModelConfig& model = config.base.model;
+  const int64_t v = model.experts * CapacityOf(config.base) * model.hidden * SizeOf(model.dtype);
+  const int64_t times = 2 * model.layers * config.steps * mesh.tp * mesh.dp;  // forward and backward
+  const ClosedForm form = FormOf(run.order, mesh.tp, mesh.ep);
+  EXPECT_EQ(run.ep.counted * mesh.tp * mesh.ep, form.ep * v * times) << run.order;
+  EXPECT_EQ(run.tp.counted * mesh.tp * mesh.ep, form.tp * v * times) << run.order;
 }
 
-std::string Describe(const ParityResult& result) {
-  std::string text;
-  for (const ParityRun& run : result.runs) {
-    text += run.order + " " + run.zero3 + ": " + VerdictName(run.verdict) + ", " + run.note;
-    if (run.first_difference.has_value()) {
-      const FirstDifference& d = *run.first_difference;
-      text += " [step " + std::to_string(d.step) + " " + d.tensor + " rank " + std::to_string(d.rank) + " index " +
-              std::to_string(d.index) + " " + std::to_string(d.reference) + " " + std::to_string(d.candidate) +
-              " bound " + std::to_string(d.bound) + "]";
+void ExpectHolds(const ParityConfig& config) {
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  const std::string text = ResultText(result);
+  EXPECT_EQ(result.runs.size(), config.entries.size());
+  for (size_t i = 0; i < result.runs.size(); ++i) {
+    const ParityRun& run = result.runs[i];
+    const bool other_layout = run.order == "unsharded" && config.base.mesh.tp > 1;
+    const Verdict wanted = i == 0 ? Verdict::kReference : other_layout ? Verdict::kBounded : Verdict::kBitwise;
+    EXPECT_EQ(run.verdict, wanted) << text;
+    EXPECT_GT(run.values_compared, 1000) << text;
+    EXPECT_FALSE(run.first_difference.has_value()) << text;
+    if (wanted == Verdict::kBitwise) {
+      EXPECT_EQ(run.max_abs_diff, 0);
+      EXPECT_EQ(run.loss_digest, result.runs[0].loss_digest);
+      EXPECT_EQ(run.parameter_digest, result.runs[0].parameter_digest);
+    } else {
+      EXPECT_GT(run.bound_used, 0.001) << "a bound far above what happens proves nothing: " << text;
+      EXPECT_LE(run.bound_used, 1) << text;
     }
-    text += " ms " + std::to_string(run.ms_per_step) + " loss " + std::to_string(run.loss.front()) + ".." +
-            std::to_string(run.loss.back()) + " bytes " + std::to_string(run.ep.counted) + "/" +
-            std::to_string(run.ep.predicted) + " " + std::to_string(run.tp.counted) + "/" +
-            std::to_string(run.tp.predicted) + "\n";
+    ExpectClosedForms(config, run);
+    EXPECT_EQ(run.peak_gathered_bytes.counted, run.peak_gathered_bytes.predicted) << text;
   }
-  return text;
 }
 
-TEST(ParityTest, OrdersOfOneLayoutAreBitwiseEqual) {
-  ASSERT_OK_AND_ASSIGN(const ParityResult result,
-                       RunParityOnThreads(Config({.tp = 2, .ep = 2, .dp = 2, .etp = 2},
-                                                 {"reference", "drop_gather", "fused", "unsharded"}),
-                                          Text()));
-  std::printf("%s", Describe(result).c_str());
-  EXPECT_TRUE(result.AllHold()) << Describe(result);
+struct Layout {
+  int tp, ep, dp;
+};
+
+class ParityLayoutTest : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(ParityLayoutTest, EveryOrderHoldsAndMovesItsClosedForm) {
+  const Layout& layout = GetParam();
+  ParityConfig config = SmallConfig(layout.tp, layout.ep, layout.dp, kBuiltin);
+  ExpectHolds(config);
+}
+
+// World sizes 1 to 16, with replica counts that are no power of two, EDP groups of 1, 2 and 3, experts on one rank.
+INSTANTIATE_TEST_SUITE_P(Layouts, ParityLayoutTest,
+                         ::testing::Values(Layout{1, 1, 1}, Layout{1, 2, 2}, Layout{1, 4, 4}, Layout{1, 1, 3},
+                                           Layout{2, 1, 1}, Layout{2, 2, 2}, Layout{2, 2, 4}, Layout{2, 4, 8},
+                                           Layout{2, 1, 3}, Layout{4, 1, 2}, Layout{4, 2, 2}, Layout{1, 1, 5}),
+                         [](const auto& info) {
+                           return absl::StrCat("Tp", info.param.tp, "Ep", info.param.ep, "Dp", info.param.dp);
+                         });
+
+TEST(ParityTest, DoublePrecisionHolds) {
+  ParityConfig config = SmallConfig(2, 2, 4, kBuiltin);
+  config.base.model.dtype = DType::kF64;
+  ExpectHolds(config);
+}
+
+TEST(ParityTest, BrainFloatHolds) {
+  ParityConfig config = SmallConfig(2, 2, 4, kBuiltin);
+  config.base.model.dtype = DType::kBF16;
+  ExpectHolds(config);
+}
+
+TEST(ParityTest, EveryNumberOfRoutesAndCapacitiesThatDoNotDivide) {
+  for (const auto& [top_k, factor] :
+       std::vector<std::pair<int, const char*>>{{1, "0.7"}, {2, "1.3"}, {3, "0.9"}, {4, "0.6"}}) {
+    SCOPED_TRACE(absl::StrCat("top_k ", top_k, " capacity factor ", factor));
+    ParityConfig config = SmallConfig(2, 2, 2, kBuiltin, 2);
+    config.base.model.top_k = top_k;
+    config.base.model.min_capacity = 1;
+    config.base.model.capacity_factor = *moe::Rational::Parse(factor);
+    ParityConfig bytes = config;
+    bytes.base.model.min_capacity = 4;
+    ExpectHolds(bytes);
+    ASSERT_OK_AND_ASSIGN(const ParityResult tight, RunParityOnThreads(config, TestCorpus()));
+    EXPECT_TRUE(tight.AllHold()) << ResultText(tight);
+    EXPECT_GT(tight.runs[0].dropped_routes, 0) << ResultText(tight);
+  }
+}
+
+TEST(ParityTest, SwiGluWithBiasesAndNothingDropped) {
+  ParityConfig config = SmallConfig(2, 2, 2, kBuiltin);
+  config.base.model.activation = moe::ExpertActivation::kSwiGlu;
+  config.base.model.expert_bias = true;
+  config.base.model.capacity_factor = moe::Rational();
+  config.base.model.z_coefficient = 0.01f;
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+  EXPECT_EQ(result.runs[0].dropped_routes, 0);
+}
+
+TEST(ParityTest, FetchPoliciesGiveTheSameBitsAndTheirOwnCounts) {
+  ParityConfig config = SmallConfig(2, 2, 4, {"fused"}, 4);
+  for (const char* policy : {"coalesced", "per_parameter", "off"}) {
+    config.entries.push_back(*NamedEntry("fused", policy));
+  }
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  for (size_t i = 1; i < result.runs.size(); ++i) {
+    EXPECT_EQ(result.runs[i].verdict, Verdict::kBitwise) << ResultText(result);
+    EXPECT_EQ(result.runs[i].parameter_digest, result.runs[0].parameter_digest);
+  }
+  EXPECT_LE(result.runs[0].leaf_fetch_host_ops, 10) << "flat";
+  EXPECT_GT(result.runs[1].leaf_fetch_host_ops, result.runs[0].leaf_fetch_host_ops) << "coalesced";
+  EXPECT_GT(result.runs[2].leaf_fetch_host_ops, result.runs[1].leaf_fetch_host_ops) << "per_parameter";
+}
+
+TEST(ParityTest, RecomputationChangesNoBit) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"fused", "fused", "token_sliced"});
+  for (size_t i = 1; i < 3; ++i) {
+    config.entries[i].change = [](TrainingConfig& own) { own.model.recompute = true; };
+  }
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+  EXPECT_EQ(result.runs[1].ep.counted, 3 * result.runs[0].ep.counted / 2) << "one more forward";
+}
+
+TEST(ParityTest, ClippedRunsHoldToo) {
+  ParityConfig config = SmallConfig(2, 2, 4, kBuiltin);
+  config.base.zero3.max_gradient_norm = 0.25;
+  ExpectHolds(config);
+}
+
+TEST(ParityTest, TheNaiveRunTakesPartAsReferenceAndAsCandidate) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"dense", "reference", "unsharded"}, 5);
+  ASSERT_OK_AND_ASSIGN(const ParityResult judged, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(judged.AllHold()) << ResultText(judged);
+  EXPECT_EQ(judged.runs[1].verdict, Verdict::kBounded);
+  EXPECT_EQ(judged.runs[2].verdict, Verdict::kBounded);
+  ASSERT_EQ(judged.runs[0].loss.size(), 5u);
+  for (int step = 0; step < 5; ++step) EXPECT_NEAR(judged.runs[0].loss[step], judged.runs[1].loss[step], 1e-4);
+
+  config = SmallConfig(2, 2, 2, {"reference", "dense"});
+  config.judge_reference = false;
+  ASSERT_OK_AND_ASSIGN(const ParityResult candidate, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_EQ(candidate.runs[1].verdict, Verdict::kBounded) << ResultText(candidate);
+  EXPECT_GT(candidate.runs[1].bound_used, 0);
+}
+
+TEST(ParityTest, RunsAreRepeatableAndTheSeedMatters) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"reference", "fused"});
+  ASSERT_OK_AND_ASSIGN(const ParityResult first, RunParityOnThreads(config, TestCorpus()));
+  ASSERT_OK_AND_ASSIGN(const ParityResult again, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_EQ(first.runs[0].parameter_digest, again.runs[0].parameter_digest);
+  EXPECT_EQ(first.runs[0].loss_digest, again.runs[0].loss_digest);
+  config.base.seed = 2;
+  ASSERT_OK_AND_ASSIGN(const ParityResult other, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_NE(first.runs[0].parameter_digest, other.runs[0].parameter_digest);
+  EXPECT_NE(first.runs[0].loss_digest, other.runs[0].loss_digest);
+}
+
+TEST(ParityTest, BadConfigurationsAreOneClearLine) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"reference"});
+  config.steps = 0;
+  EXPECT_THAT(RunParityOnThreads(config, TestCorpus()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("steps is 0")));
+  config = SmallConfig(2, 2, 2, {});
+  EXPECT_THAT(RunParityOnThreads(config, TestCorpus()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 runs")));
+  config = SmallConfig(2, 3, 2, {"reference"});
+  EXPECT_THAT(RunParityOnThreads(config, TestCorpus()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ep 3")));
+  config = SmallConfig(2, 4, 2, {"reference"});
+  EXPECT_THAT(RunParityOnThreads(config, TestCorpus()), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dp")));
+  config = SmallConfig(1, 1, 1, {"reference"});
+  EXPECT_THAT(RunParityOnThreads(config, *Corpus::FromText("short")),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("5 bytes")));
+  EXPECT_THAT(NamedEntry("no_such_order", "flat"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no_such_order")));
 }
 
 }  // namespace

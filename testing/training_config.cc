@@ -52,6 +52,10 @@ absl::Status CheckOptimizer(const zero3::OptimizerOptions& optimizer) {
 
 }  // namespace
 
+double DefaultLearningRate(zero3::OptimizerOptions::Kind optimizer) {
+  return optimizer == zero3::OptimizerOptions::Kind::kAdamW ? 0.003 : 0.3;
+}
+
 absl::Status ValidateTrainingConfig(const TrainingConfig& config) {
   const LanguageModelConfig& model = config.model;
   const comm::MeshShape& mesh = config.mesh;

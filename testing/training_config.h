@@ -50,8 +50,13 @@ struct LanguageModelConfig {
   int64_t tokens() const { return sequence * sequences; }
 };
 
+// A rate at which the loss of the default model visibly falls within 50 steps.
+double DefaultLearningRate(zero3::OptimizerOptions::Kind optimizer);
+
 // A value.
 struct TrainingConfig {
+  TrainingConfig() { zero3.optimizer.learning_rate = DefaultLearningRate(zero3.optimizer.kind); }
+
   LanguageModelConfig model;
   comm::MeshShape mesh;  // etp is set from the order by MeshForOrder
   moe::Order order;
