@@ -122,7 +122,7 @@ Mailroom::Mailroom(Wire* wire) : wire_(wire), inboxes_(wire->size()), serials_(w
   for (int peer = 0; peer < wire->size(); ++peer) {
     if (peer == wire->rank()) continue;
     inboxes_[peer] = std::make_unique<Inbox>();
-    Receive(peer);
+    (void)Receive(peer);  // a wire that carries nothing says so in its status
   }
 }
 
@@ -137,10 +137,11 @@ Mailroom::~Mailroom() {
   }
 }
 
-void Mailroom::Receive(int peer) {
+absl::Status Mailroom::Receive(int peer) {
   Inbox& inbox = *inboxes_[peer];
-  (void)wire_->StartReceive(peer, kControlTag, inbox.buffer.data(), static_cast<int64_t>(inbox.buffer.size()),
-                            &inbox.transfer);
+  inbox.transfer = Transfer();
+  return wire_->StartReceive(peer, kControlTag, inbox.buffer.data(), static_cast<int64_t>(inbox.buffer.size()),
+                             &inbox.transfer);
 }
 
 void Mailroom::Post(int peer, const ControlMessage& message) {
@@ -166,10 +167,9 @@ void Mailroom::Poll() {
     for (int peer = 0; peer < static_cast<int>(inboxes_.size()); ++peer) {
       if (inboxes_[peer] == nullptr || !inboxes_[peer]->transfer.done) continue;
       Inbox& inbox = *inboxes_[peer];
-      Sort(peer, absl::string_view(inbox.buffer.data(), static_cast<size_t>(inbox.transfer.bytes)));
-      inbox.transfer = Transfer();
-      Receive(peer);
-      if (inbox.transfer.done) return;  // the wire carries nothing any more
+      const int64_t bytes = std::max<int64_t>(0, inbox.transfer.bytes);
+      Sort(peer, absl::string_view(inbox.buffer.data(), static_cast<size_t>(bytes)));
+      if (!Receive(peer).ok()) return;
       again = true;
     }
   }

@@ -101,7 +101,7 @@ class Mailroom {
   };
 
   bool IsNew(Inbox& inbox, int64_t serial) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Receive(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Receive(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Sort(int peer, absl::string_view bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Wire* const wire_;
