@@ -97,6 +97,7 @@ class Describer {
   int Dense(const std::string& name, std::vector<int64_t> global, int split, Initializer initializer) {
     ParameterSpec spec = Spec(name, std::move(global), std::move(initializer));
     Split(split, shape_.tp, lane_, &spec);
+    spec.tp_dim = split;
     spec.tp_replicated = split < 0;
     return Add(std::move(spec));
   }
@@ -106,6 +107,7 @@ class Describer {
     ParameterSpec spec = Spec(name, std::move(global), std::move(initializer));
     spec.family = Family::kExpert;
     spec.expert_dim = 0;
+    spec.tp_dim = split;
     Split(0, shape_.ep, expert_rank_, &spec);
     if (shape_.etp > 1) Split(split, shape_.etp, lane_, &spec);
     spec.tp_replicated = shape_.etp > 1 && split < 0;

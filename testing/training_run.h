@@ -59,6 +59,8 @@ class TrainingRun {
   int replica() const;  // data-parallel coordinate
   int lane() const;
   const zero3::PartitionedModel& parameters() const { return *parameters_; }
+  // To save and load between steps.
+  zero3::PartitionedModel& mutable_parameters() { return *parameters_; }
   // Host operations per fetch and release of a leaf, the mean of the last step.
   double leaf_fetch_host_operations() const;
 

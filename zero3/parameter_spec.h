@@ -61,6 +61,7 @@ struct ParameterSpec {
   bool tp_replicated = false;
   bool weight_decay = true;  // whether AdamW's decay applies
   int expert_dim = -1;       // the dimension that counts experts, for global expert ids; -1: none
+  int tp_dim = -1;           // the dimension that is cut over TP lanes, for resharding a checkpoint; -1: none
   Initializer initializer;
 
   int64_t num_elements() const { return shape.num_elements(); }

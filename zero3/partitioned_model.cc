@@ -311,6 +311,7 @@ std::vector<StateTensor> PartitionedModel::Impl::StateTensors() {
       tensor.parameter = static_cast<int>(p);
       tensor.kind = kind;
       tensor.state = std::move(state);
+      tensor.owned = !unit.layout().replicated || unit.rank() == 0;
       for (const ShardFragment& f : unit.fragments()) {
         if (f.parameter == position) tensor.fragments.push_back({f.begin, FragmentView(unit, f, kind, index)});
       }

@@ -102,6 +102,9 @@ struct StateTensor {
     TensorView data;    // this rank's elements, rank 1; may be written (load)
   };
   std::vector<Fragment> fragments;
+  // False where another rank of the family's group holds the same elements (policy "replicated", all but its rank 0):
+  // to be loaded, but not to be saved.
+  bool owned = true;
 };
 
 // One rank's part of the model. Fetch and Release are thread-safe; everything else is called by one thread at a time.
