@@ -227,7 +227,7 @@ class InProcessTransport final : public Transport {
     rendezvous.Arrive(rank_, phase, /*unbreakable=*/false);
     shared_->CheckDeparted(phase);
     Rendezvous::Outcome outcome = Rendezvous::Outcome::kComplete;
-    if (!rendezvous.IsOver(phase, &outcome)) outcome = SleepUntilOver(call, phase);
+    if (!rendezvous.IsSoonOver(phase, &outcome)) outcome = SleepUntilOver(call, phase);
     if (outcome == Rendezvous::Outcome::kComplete) return absl::OkStatus();
     return shared_->WaitError(rank_, call);
   }

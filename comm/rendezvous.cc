@@ -1,6 +1,7 @@
 #include "evenkeel/comm/rendezvous.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,19 +52,27 @@ void Rendezvous::Arrive(int rank, uint32_t phase, bool unbreakable) {
 }
 
 bool Rendezvous::IsOver(uint32_t phase, Outcome* outcome) const {
-  const int64_t spin_until = spin_ns_ > 0 ? MonotonicNs() + spin_ns_ : 0;
-  while (true) {
-    // A look at the clock every so many looks at the word.
-    for (int look = 0; look < (spin_ns_ > 0 ? 64 : 1); ++look) {
-      const uint32_t seen = word_.load(std::memory_order_seq_cst);
-      if (!PhaseIs(seen, phase) || (seen & 1u) != 0) {
-        *outcome = PhaseIs(seen, phase) ? Outcome::kBroken : Outcome::kComplete;
-        return true;
-      }
-      if (spin_ns_ > 0) Pause();
-    }
-    if (spin_ns_ == 0 || MonotonicNs() >= spin_until) return false;
+  const uint32_t seen = word_.load(std::memory_order_seq_cst);
+  if (PhaseIs(seen, phase) && (seen & 1u) == 0) return false;
+  *outcome = PhaseIs(seen, phase) ? Outcome::kBroken : Outcome::kComplete;
+  return true;
+}
+
+bool Rendezvous::IsSoonOver(uint32_t phase, Outcome* outcome) const {
+  if (IsOver(phase, outcome)) return true;
+  if (spin_ns_ == 0) {
+    sched_yield();
+    return IsOver(phase, outcome);
   }
+  const int64_t until_ns = MonotonicNs() + spin_ns_;
+  do {
+    // A look at the clock every so many looks at the word.
+    for (int look = 0; look < 64; ++look) {
+      if (IsOver(phase, outcome)) return true;
+      Pause();
+    }
+  } while (MonotonicNs() < until_ns);
+  return false;
 }
 
 Rendezvous::Outcome Rendezvous::Wait(uint32_t phase, int64_t until_ns) {
@@ -88,7 +97,7 @@ Rendezvous::Outcome Rendezvous::Wait(uint32_t phase, int64_t until_ns) {
 
 void Rendezvous::WaitUnbreakable(uint32_t phase) {
   Outcome outcome = Outcome::kTimeout;
-  if (IsOver(phase, &outcome) && outcome == Outcome::kComplete) return;
+  if (IsSoonOver(phase, &outcome) && outcome == Outcome::kComplete) return;
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   for (uint32_t seen = word_.load(std::memory_order_seq_cst); PhaseIs(seen, phase);
        seen = word_.load(std::memory_order_seq_cst)) {

@@ -29,8 +29,11 @@ class Rendezvous {
   // phases after an agreement, in which ranks read one another's memory and so must not leave early.
   void Arrive(int rank, uint32_t phase, bool unbreakable);
 
-  // Whether `phase` needs no more waiting; spins for a while where that was asked for.
+  // Whether `phase` needs no more waiting.
   bool IsOver(uint32_t phase, Outcome* outcome) const;
+  // The same, after waiting a little without sleeping: a spin where there are processors enough, else one turn for the
+  // other threads, which is half the price of sleeping and being woken.
+  bool IsSoonOver(uint32_t phase, Outcome* outcome) const;
 
   // Sleeps until `phase` completes, the rendezvous breaks, or `until_ns` on the monotonic clock.
   Outcome Wait(uint32_t phase, int64_t until_ns);
