@@ -158,6 +158,43 @@ def ek_mpi_test(
         tags = tags + ["mpi"],
     )
 
+def ek_fuzz_test(name, srcs, deps = [], runs = 1000, max_len = 512, size = "small", tags = []):
+    """A function LLVMFuzzerTestOneInput that must not crash, whatever the bytes.
+
+    Makes the test <name>, which runs a fixed set of generated inputs, and the
+    program <name>_libfuzzer for real fuzzing, built on demand:
+
+        bazel run --config=fuzz //moe:router_fuzz_libfuzzer -- -max_total_time=60
+
+    Args:
+      name: name of the test.
+      srcs: sources that define LLVMFuzzerTestOneInput.
+      deps: what they include.
+      runs: inputs that the test tries.
+      max_len: largest input in bytes.
+      size: Bazel's test size.
+      tags: further tags; "fuzz" is set.
+    """
+    cc_test(
+        name = name,
+        size = size,
+        srcs = srcs,
+        args = ["-runs={}".format(runs), "-max_len={}".format(max_len)],
+        copts = EK_COPTS,
+        features = _FEATURES,
+        linkstatic = True,
+        tags = tags + ["fuzz"],
+        deps = _check_deps(name, deps) + [Label("//runtime/base:fuzz_main")],
+    )
+    ek_cc_binary(
+        name = name + "_libfuzzer",
+        testonly = True,
+        srcs = srcs,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = tags + ["fuzz", "manual"],
+        deps = deps,
+    )
+
 def ek_cuda_library(name, srcs, hdrs = [], deps = [], copts = [], testonly = False, **kwargs):
     """A library of CUDA sources (.cu), compiled by nvcc; skipped where CUDA is off.
 
