@@ -13,9 +13,9 @@ namespace evenkeel::tools {
 namespace {
 
 constexpr const char* kColors[] = {"#9aa5b1", "#d1495b", "#00798c", "#edae49", "#6a4c93", "#2e7d32", "#8d5524"};
-constexpr double kWidth = 760, kLeft = 64, kRight = 170, kTop = 36;
-constexpr double kLossHeight = 260, kGap = 58, kDiffHeight = 110, kBottom = 44;
-constexpr double kZeroBand = 16;  // pixels for the row of exact zeros
+constexpr double kWidth = 830, kLeft = 72, kRight = 235, kTop = 36;
+constexpr double kLossHeight = 260, kGap = 58, kDiffHeight = 130, kBottom = 44;
+constexpr double kZeroBand = 28;  // pixels for the row of exact zeros
 
 const char* Color(size_t i) { return kColors[i % std::size(kColors)]; }
 
@@ -124,7 +124,7 @@ class Svg {
     const Range range = LossRange(curves_);
     const double bottom = kTop + kLossHeight;
     auto y = [&](double loss) { return bottom - kLossHeight * (loss - range.low) / (range.high - range.low); };
-    Text(kLeft, kTop - 12, "start", "loss by step (bytes, natural log)", "font-weight=\"bold\"");
+    Text(kLeft, kTop - 12, "start", "loss by step (nats per byte)", "font-weight=\"bold\"");
     const double step = NiceStep(range.high - range.low, 6);
     for (double at = std::ceil(range.low / step) * step; at <= range.high; at += step) {
       Line(kLeft, y(at), kWidth - kRight, y(at), "#eee");
