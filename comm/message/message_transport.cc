@@ -258,9 +258,8 @@ class MessageTransport final : public Transport {
     std::optional<ControlMessage> notice = mailroom_->FindNotice(world_rank, epoch_, is_pair_);
     if (!notice.has_value() && is_pair_) notice = mailroom_->FindNotice(world_rank, epoch_, false);
     if (!notice.has_value()) {
-      if (std::optional<absl::Status> cause = mailroom_->FindVoid(world_rank, serials_[missing.rank])) {
-        return BrokenGroupError(Context(call), *cause);
-      }
+      std::optional<absl::Status> cause = mailroom_->FindVoid(world_rank, serials_[missing.rank]);
+      if (cause.has_value()) return Adopt(Context(call), *cause, missing.rank);
       return absl::OkStatus();
     }
     const bool same_stream = notice->pair == is_pair_;
@@ -275,11 +274,11 @@ class MessageTransport final : public Transport {
       context.findings.push_back({OuterRank(missing.rank), absl::StrCat("has left the group; ", LastOf(missing.rank))});
       return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
     }
-    return Adopt(std::move(context), *notice, missing.rank);
+    return Adopt(std::move(context), DecodeStatus(notice->body), missing.rank);
   }
 
-  absl::Status Adopt(ErrorContext context, const ControlMessage& notice, int from) {
-    const absl::Status cause = DecodeStatus(notice.body);
+  // The error of a rank that waits for rank `from`, which has given the group up because of `cause`.
+  absl::Status Adopt(ErrorContext context, const absl::Status& cause, int from) {
     const bool about_absence = absl::IsDeadlineExceeded(cause) || absl::IsUnavailable(cause) || absl::IsDataLoss(cause);
     const std::optional<ErrorContext> theirs = GetErrorContext(cause);
     if (!about_absence || !theirs.has_value()) {
@@ -287,7 +286,7 @@ class MessageTransport final : public Transport {
     }
     context.findings = theirs->findings;
     return TransportError(cause.code(), std::move(context),
-                          absl::StrCat("rank ", OuterRank(from), " gave the group up in call ", theirs->sequence));
+                          absl::StrCat("rank ", OuterRank(from), " gave the group up in ", theirs->operation));
   }
 
   // Whether one of the missing ranks can never come. A rank that died or left after it had given the group up is not
@@ -341,9 +340,8 @@ class MessageTransport final : public Transport {
     std::map<int, std::string> odd;
     for (const Missing& m : missing) {
       const int world_rank = peers_[m.rank].world_rank;
-      const std::optional<ControlMessage> notice = mailroom_->FindNotice(world_rank, epoch_, is_pair_);
-      if (notice.has_value() && notice->kind == ControlMessage::Kind::kAbort) {
-        const std::optional<ErrorContext> theirs = GetErrorContext(DecodeStatus(notice->body));
+      if (const std::optional<absl::Status> cause = CauseOf(m.rank); cause.has_value()) {
+        const std::optional<ErrorContext> theirs = GetErrorContext(*cause);
         if (theirs.has_value() && !Names(*theirs, OuterRank(rank_)) && !theirs->findings.empty()) {
           for (const RankFinding& finding : theirs->findings) {
             odd.emplace(finding.rank, absl::StrCat("rank ", OuterRank(m.rank), " says: ", finding.had));
@@ -357,6 +355,15 @@ class MessageTransport final : public Transport {
       odd.insert_or_assign(OuterRank(m.rank), std::move(had));
     }
     return odd;
+  }
+
+  // Why group rank i has given the group up, when it has.
+  std::optional<absl::Status> CauseOf(int i) {
+    const int world_rank = peers_[i].world_rank;
+    const std::optional<ControlMessage> notice = mailroom_->FindNotice(world_rank, epoch_, is_pair_);
+    if (!notice.has_value()) return mailroom_->FindVoid(world_rank, serials_[i]);
+    if (notice->kind != ControlMessage::Kind::kAbort) return std::nullopt;
+    return DecodeStatus(notice->body);
   }
 
   static bool Names(const ErrorContext& context, int rank) {
