@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -24,11 +24,17 @@
 namespace evenkeel::testutil {
 namespace {
 
-// The configuration that `entry` stands for.
-TrainingConfig ConfigOf(const ParityConfig& config, const ParityEntry& entry) {
+// The configuration that `entry` stands for ..
+TrainingConfig DeclaredConfig(const ParityConfig& config, const ParityEntry& entry) {
   TrainingConfig own = config.base;
   own.order = entry.order;
   own.zero3.policy = entry.zero3 == "off" ? "replicated" : entry.zero3;
+  return own;
+}
+
+// .. and the one it runs with.
+TrainingConfig ConfigOf(const ParityConfig& config, const ParityEntry& entry) {
+  TrainingConfig own = DeclaredConfig(config, entry);
   if (entry.change) entry.change(own);
   return own;
 }
@@ -62,7 +68,8 @@ struct Summary {
   double max_abs_diff = 0, bound_used = 0;
   int64_t values_compared = 0, routing_differences = 0;
   int64_t ep_bytes = 0, ep_predicted = 0, tp_bytes = 0, tp_predicted = 0, collectives = 0, dropped = 0;
-  int64_t peak = 0, peak_predicted = 0;
+  int64_t ep_bound = 0, peak = 0, peak_predicted = 0;
+  char worst[96] = {};  // the tensor that uses most of its bound
   double host_operations = 0, seconds = 0;
   uint64_t parameter_digest = 0;
 };
@@ -71,13 +78,16 @@ struct Summary {
 class Participant {
  public:
   Participant(const ParityConfig& config, size_t index)
-      : entry_(config.entries[index]), own_(ConfigOf(config, entry_)), by_dense_(JudgedByDense(config, index)) {}
+      : entry_(config.entries[index]),
+        declared_(DeclaredConfig(config, entry_)),
+        own_(ConfigOf(config, entry_)),
+        by_dense_(JudgedByDense(config, index)) {}
 
   absl::Status Start(const Corpus& corpus, comm::Backend& backend, comm::Communicator& world) {
     if (entry_.dense) return absl::OkStatus();
     EK_ASSIGN_OR_RETURN(run_, TrainingRun::Create(own_, &corpus, &backend));
     if (by_dense_) {
-      EK_ASSIGN_OR_RETURN(dense_, DenseJudge::Create(own_, &corpus, &world));
+      EK_ASSIGN_OR_RETURN(dense_, DenseJudge::Create(declared_, &corpus, &world));
     }
     bits_ = std::make_unique<BitwiseJudge>(backend.rank());
     return absl::OkStatus();
@@ -120,6 +130,7 @@ class Participant {
     if (finding.first.has_value()) PutFirst(finding);
     summary_.max_abs_diff = finding.max_abs_diff;
     summary_.bound_used = finding.bound_used;
+    PutText(finding.worst, summary_.worst, sizeof(summary_.worst));
     summary_.values_compared = finding.values_compared;
     summary_.routing_differences = finding.routing_differences;
     if (run_ == nullptr) return summary_;
@@ -137,7 +148,7 @@ class Participant {
   }
 
   const ParityEntry& entry() const { return entry_; }
-  const TrainingConfig& config() const { return own_; }
+  const TrainingConfig& config() const { return declared_; }
   bool by_dense() const { return by_dense_; }
   const DenseJudge* dense() const { return dense_.get(); }
   std::vector<double>& losses() { return losses_; }
@@ -174,6 +185,7 @@ class Participant {
     losses_.push_back(report.loss);
     summary_.ep_bytes += report.ep_bytes;
     summary_.tp_bytes += report.tp_bytes;
+    summary_.ep_bound += report.ep_bound_bytes;
     summary_.ep_predicted += report.pass.predicted_ep_bytes;
     summary_.tp_predicted += report.pass.predicted_tp_bytes;
     summary_.collectives = report.collectives;
@@ -185,7 +197,10 @@ class Participant {
 
   static void Merge(const Finding& other, Finding* finding) {
     finding->max_abs_diff = std::max(finding->max_abs_diff, other.max_abs_diff);
-    finding->bound_used = std::max(finding->bound_used, other.bound_used);
+    if (other.bound_used > finding->bound_used) {
+      finding->bound_used = other.bound_used;
+      finding->worst = other.worst;
+    }
     finding->values_compared += other.values_compared;
     finding->routing_differences += other.routing_differences;
     if (other.first.has_value()) finding->Add(other.place, *other.first);
@@ -202,11 +217,18 @@ class Participant {
     summary_.candidate = first.candidate;
     summary_.ulps = first.ulps;
     summary_.bound = first.bound;
-    const size_t length = std::min(first.tensor.size(), sizeof(summary_.tensor) - 1);
-    std::memcpy(summary_.tensor, first.tensor.data(), length);
+    PutText(first.tensor, summary_.tensor, sizeof(summary_.tensor));
+  }
+
+  // Cut to fit, with a zero behind it.
+  static void PutText(const std::string& text, char* to, size_t size) {
+    const size_t length = std::min(text.size(), size - 1);
+    std::memcpy(to, text.data(), length);
+    to[length] = 0;
   }
 
   const ParityEntry entry_;
+  const TrainingConfig declared_;  // what judges go by
   const TrainingConfig own_;
   const bool by_dense_;
   std::unique_ptr<TrainingRun> run_;
@@ -360,11 +382,15 @@ class Job {
     const Summary* first = nullptr;
     for (const Summary& one : all) {
       run.max_abs_diff = std::max(run.max_abs_diff, one.max_abs_diff);
-      run.bound_used = std::max(run.bound_used, one.bound_used);
+      if (one.bound_used > run.bound_used) {
+        run.bound_used = one.bound_used;
+        worst_[index] = one.worst;
+      }
       run.values_compared += one.values_compared;
       run.routing_differences += one.routing_differences;
       run.ep.counted += one.ep_bytes;
       run.ep.predicted += one.ep_predicted;
+      run.ep.bound += one.ep_bound;
       run.tp.counted += one.tp_bytes;
       run.tp.predicted += one.tp_predicted;
       run.dropped_routes += one.dropped;
@@ -374,7 +400,7 @@ class Job {
       if (one.has_first != 0 && (first == nullptr || Earlier(one, *first))) first = &one;
     }
     run.dropped_routes /= participant.config().mesh.tp;  // every lane has counted its group's tokens
-    run.ep.bound = run.tp.bound = -1;
+    run.tp.bound = -1;
     run.collectives = all[0].collectives;
     run.leaf_fetch_host_ops = all[0].host_operations;
     run.ms_per_step = 1000 * all[0].seconds / static_cast<double>(config_.steps);
@@ -393,13 +419,14 @@ class Job {
     return std::tie(a.step, a.place, a.rank) < std::tie(b.step, b.place, b.rank);
   }
 
-  void SetVerdict(size_t index, ParityRun* run) const {
+  void SetVerdict(size_t index, ParityRun* run) {
     const Participant& participant = *participants_[index];
     const bool finite = std::all_of(run->loss.begin(), run->loss.end(), [](double x) { return std::isfinite(x); });
     const std::string layout = MeshText(MeshForOrder(config_.base.mesh, participant.entry().order));
-    const std::string by_dense = absl::StrCat("inside ", absl::StrFormat("%.3g", run->bound_used),
-                                              " of its derived bound of the run in double (", layout, ", ",
-                                              run->routing_differences, " near-tie routes)");
+    const std::string& worst = worst_[index];
+    const std::string by_dense = absl::StrFormat(
+        "uses at most %.3g of its derived bound around the run in double%s (%s, %d near-tie routes)", run->bound_used,
+        worst.empty() ? "" : absl::StrCat(", in ", worst), layout, run->routing_differences);
     if (participant.entry().dense) {
       run->verdict = Verdict::kReference;
       run->note = "naive run in double on one process";
@@ -443,6 +470,7 @@ class Job {
   std::unique_ptr<comm::Communicator> world_;
   std::vector<std::unique_ptr<Participant>> participants_;
   StepRecord record_;
+  std::map<size_t, std::string> worst_;  // by entry: the tensor that uses most of its bound
   DenseRun dense_run_;
 };
 

@@ -53,7 +53,8 @@ struct ParityEntry {
   moe::Order order;
   std::string zero3 = "flat";  // fetch policy; "off" replicates
   JudgedBy judged_by = JudgedBy::kAuto;
-  // Last changes to this entry's configuration, for planted faults. Empty: none.
+  // Last changes to what this entry runs with, for planted faults and for options that must not matter. Judges go by
+  // the configuration without them. Empty: none.
   std::function<void(TrainingConfig&)> change;
 };
 

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/testing/parity_test_util.h"
 #include "gmock/gmock.h"
@@ -162,6 +164,69 @@ TEST(ParityTest, RecomputationChangesNoBit) {
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
   EXPECT_TRUE(result.AllHold()) << ResultText(result);
   EXPECT_EQ(result.runs[1].ep.counted, 3 * result.runs[0].ep.counted / 2) << "one more forward";
+}
+
+// Options of the fetch that may change speed and memory, never a bit. Prefetch, reuse and persistence see each state of
+// the recorded order: recording, complete, and complete again after the tests' own reads of gradients.
+TEST(ParityTest, FetchOptionsChangeNoBit) {
+  using Options = zero3::PartitionedModelOptions;
+  const std::vector<std::function<void(Options&)>> changes = {
+      [](Options& own) { own.prefetch_bytes = 1 << 20; },  [](Options& own) { own.reuse_distance_bytes = 1 << 20; },
+      [](Options& own) { own.persistent_elements = 20; },  // norms stay, the rest does not
+      [](Options& own) { own.reduce_bucket_bytes = 256; }, [](Options& own) { own.verify_shards = true; },
+  };
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    ParityConfig config = SmallConfig(2, 2, 4, {"fused"}, 4);
+    for (const auto& change : changes) {
+      ParityEntry entry = *NamedEntry("fused", policy);
+      entry.change = [change](TrainingConfig& own) { change(own.zero3); };
+      config.entries.push_back(std::move(entry));
+    }
+    ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+    EXPECT_TRUE(result.AllHold()) << policy << "\n" << ResultText(result);
+  }
+}
+
+// Compute and communication on threads of their own, slowed down at random places, with freed memory poisoned: a
+// missing edge between the two streams shows as other bits.
+TEST(ParityTest, WorkerStreamsWithDelaysChangeNoBit) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"fused"}, 3);
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    for (const int64_t late : {0, 1}) {
+      ParityEntry entry = *NamedEntry("fused", policy);
+      entry.change = [late](TrainingConfig& own) {
+        own.worker_streams = true;
+        own.zero3.prefetch_bytes = 1 << 20;
+        own.delay = [late](absl::string_view stream, int64_t n) {
+          const bool slow = (stream == "comm") == (late == 1) && n % 7 == late;
+          return slow ? absl::Microseconds(300) : absl::ZeroDuration();
+        };
+      };
+      config.entries.push_back(std::move(entry));
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+}
+
+TEST(ParityTest, CountedBytesAreNotBelowTheBoundOfTheRouting) {
+  ParityConfig config = SmallConfig(2, 4, 4, {"reference", "token_sliced", "unsharded"});
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  for (const ParityRun& run : result.runs) {
+    EXPECT_GT(run.ep.bound, 0);
+    EXPECT_GE(run.ep.counted, run.ep.bound) << run.order;
+  }
+}
+
+TEST(ParityTest, NearTiesOfLowPrecisionAreCountedNotForgiven) {
+  // In bf16 the router sees rounded activations, so some close scores change places.
+  ParityConfig config = SmallConfig(2, 2, 4, {"reference"}, 6);
+  config.base.model.dtype = DType::kBF16;
+  config.base.model.sequence = 48;
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+  EXPECT_GT(result.runs[0].routing_differences, 0);
+  EXPECT_LT(result.runs[0].routing_differences, 50);
 }
 
 TEST(ParityTest, ClippedRunsHoldToo) {

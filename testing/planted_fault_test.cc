@@ -128,8 +128,7 @@ TEST(PlantedFaultTest, AnotherFirstWeightShowsBeforeTheFirstStep) {
   EXPECT_EQ(found.tensor, "initial parameter embedding.token");
 }
 
-TEST(PlantedFaultTest, AnotherCapacityIsFoundByTheDoubleReferenceToo) {
-  // The judge follows the entry's own configuration; a planted drop is what it must not forgive.
+TEST(PlantedFaultTest, TokensThatDoNotComeHome) {
   ParityConfig config = SmallConfig(2, 2, 2, {"reference", "unsharded"}, 1);
   const Plant plant(&config, [](const HookedCall& call) {
     if (Is(call, "all_gather", "tp") && call.number == 0) Scale(call.received, 0);
@@ -137,6 +136,27 @@ TEST(PlantedFaultTest, AnotherCapacityIsFoundByTheDoubleReferenceToo) {
   const FirstDifference found = FoundIn(config, 1);
   EXPECT_EQ(found.step, 0);
   EXPECT_EQ(found.tensor, "activation layer.0.moe");
+}
+
+TEST(PlantedFaultTest, ARouterThatDropsOtherTokens) {
+  for (const JudgedBy judge : {JudgedBy::kBits, JudgedBy::kDense}) {
+    ParityConfig config = SmallConfig(2, 2, 2, {"reference", "fused"}, 1);
+    config.base.model.capacity_factor = *moe::Rational::Parse("0.5");
+    config.base.model.min_capacity = 1;
+    config.entries[1].judged_by = judge;
+    config.entries[1].change = [](TrainingConfig& own) { own.model.drop = moe::DropPolicy::kProbs; };
+    const FirstDifference found = FoundIn(config, 1);
+    EXPECT_EQ(found.tensor, judge == JudgedBy::kBits ? "activation layer.0.moe" : "routing layer.0.moe");
+  }
+}
+
+TEST(PlantedFaultTest, ABalanceLossThatIsLeftOut) {
+  for (const JudgedBy judge : {JudgedBy::kBits, JudgedBy::kDense}) {
+    ParityConfig config = SmallConfig(2, 2, 2, {"reference", "fused"}, 1);
+    config.entries[1].judged_by = judge;
+    config.entries[1].change = [](TrainingConfig& own) { own.model.balance_coefficient = 0; };
+    EXPECT_EQ(FoundIn(config, 1).tensor, "loss");
+  }
 }
 
 // 19, 20: the adjoint of the experts' input must sum the lanes' partial gradients. Weight gradients of the layer do not

@@ -8,11 +8,13 @@
 #define EVENKEEL_TESTING_TRAINING_CONFIG_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/moe/capacity.h"
 #include "evenkeel/moe/experts.h"
@@ -62,6 +64,11 @@ struct TrainingConfig {
   moe::Order order;
   zero3::PartitionedModelOptions zero3;  // policy, optimizer, clipping
   uint64_t seed = 1;
+
+  // Compute and communication on worker threads of their own instead of inside the calls; the same bits.
+  bool worker_streams = false;
+  // With worker streams: how long a stream sleeps before its n-th operation. For race tests.
+  std::function<absl::Duration(absl::string_view stream, int64_t n)> delay;
 };
 
 // InvalidArgument, one line with the numbers: tp that divides neither heads nor ffn, ep that does not divide dp (or the

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/moe/exchange_bound.h"
 #include "evenkeel/runtime/base/clock.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/tensor.h"
@@ -30,7 +31,15 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(const TrainingC
 
 TrainingRun::TrainingRun(const TrainingConfig& config, const comm::Mesh& mesh, const Corpus* corpus,
                          comm::Backend* backend)
-    : config_(config), mesh_(mesh), corpus_(*corpus), backend_(*backend), device_(HostDevice::Create()) {}
+    : config_(config), mesh_(mesh), corpus_(*corpus), backend_(*backend) {
+  HostDevice::Options options;
+  if (config.worker_streams) {
+    options.stream_mode = HostDevice::StreamMode::kWorker;
+    options.poison = true;
+    options.delay = config.delay;
+  }
+  device_ = HostDevice::Create(options);
+}
 
 TrainingRun::~TrainingRun() = default;
 
@@ -65,16 +74,38 @@ absl::Status TrainingRun::CreateGroups() {
 
 absl::Status TrainingRun::CreateModel() {
   EK_ASSIGN_OR_RETURN(stream_, device_->CreateStream("compute"));
+  if (config_.worker_streams) {
+    EK_ASSIGN_OR_RETURN(comm_stream_, device_->CreateStream("comm"));
+  }
+  Stream* const comm_stream = comm_stream_ != nullptr ? comm_stream_.get() : stream_.get();
   const zero3::ModelDescription description = DescribeLanguageModel(config_.model, mesh_, backend_.rank());
   EK_ASSIGN_OR_RETURN(const zero3::LeafSelection leaves, zero3::SelectLeaves(description, LanguageModelLeaves()));
   zero3::PartitionedModelOptions options = config_.zero3;
   options.seed = config_.seed;
   EK_ASSIGN_OR_RETURN(parameters_,
                       zero3::PartitionedModel::Create(description.parameters, leaves, options, model_groups_,
-                                                      device_.get(), stream_.get(), stream_.get()));
+                                                      device_.get(), stream_.get(), comm_stream));
   EK_ASSIGN_OR_RETURN(model_, LanguageModel::Create(config_.model, config_.order, language_groups_, parameters_.get(),
                                                     device_.get(), stream_.get()));
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> TrainingRun::BoundEpBytes(const ModelPass& pass) const {
+  if (lane() != 0) return 0;
+  const comm::Group ep = mesh_.GroupOf(Axis::kEp, backend_.rank());
+  const comm::Group tp = mesh_.GroupOf(Axis::kTp, backend_.rank());
+  moe::ExchangePlaces places;
+  places.ep_rank = ep.IndexOf(backend_.rank());
+  for (int rank : ep.ranks) places.node_of_rank.push_back(backend_.topology().node(rank));
+  for (int rank : tp.ranks) {
+    if (ep.IndexOf(rank) >= 0) places.home_ranks.push_back(ep.IndexOf(rank));
+  }
+  int64_t rows = 0;
+  for (const moe::RoutingDecision& decision : pass.routing) {
+    EK_ASSIGN_OR_RETURN(const moe::ExchangeBound bound, moe::BoundExchange(decision, places));
+    rows += bound.total();
+  }
+  return 4 * rows * config_.model.hidden * SizeOf(config_.model.dtype);  // out and back, forward and backward
 }
 
 absl::StatusOr<double> TrainingRun::MeanLoss(double loss) {
@@ -107,6 +138,7 @@ absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& ta
   EK_ASSIGN_OR_RETURN(report.loss, MeanLoss(report.pass.loss));
   const absl::Duration passed = Clock::Real()->Now();
   const comm::LedgerCounts after_pass = backend_.ledger().Snapshot();
+  EK_ASSIGN_OR_RETURN(report.ep_bound_bytes, BoundEpBytes(report.pass));
   if (tap) EK_RETURN_IF_ERROR(ReadAll(zero3::TensorKind::kGradient, TapKind::kGradient, tap));
 
   const comm::LedgerCounts before_update = backend_.ledger().Snapshot();

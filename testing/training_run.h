@@ -34,6 +34,9 @@ struct StepReport {
   // Payload counted on the order's axes, without what the taps caused.
   int64_t ep_bytes = 0;
   int64_t tp_bytes = 0;
+  // The fewest bytes that any order sends over EP for this routing, forward and backward; counted on lane 0 only, for
+  // its whole TP group.
+  int64_t ep_bound_bytes = 0;
   int64_t collectives = 0;  // on all axes, of groups with more than one rank
   absl::Duration time;      // of the pass and the update, without the taps
 };
@@ -71,6 +74,7 @@ class TrainingRun {
   absl::StatusOr<comm::Communicator*> NewGroup(comm::Axis of, comm::Axis booked_as, absl::string_view name);
   // Shows one tensor of every parameter, gathered over the ranks that share it.
   absl::Status ReadAll(zero3::TensorKind kind, TapKind shown_as, const TapFunction& tap);
+  absl::StatusOr<int64_t> BoundEpBytes(const ModelPass& pass) const;
   // Mean over replicas, in the canonical order.
   absl::StatusOr<double> MeanLoss(double loss);
 
@@ -84,6 +88,7 @@ class TrainingRun {
   LanguageModelGroups language_groups_;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Stream> comm_stream_;  // null where stream_ serves both
   std::unique_ptr<zero3::PartitionedModel> parameters_;
   std::unique_ptr<LanguageModel> model_;
 };
