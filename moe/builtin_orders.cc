@@ -88,6 +88,22 @@ constexpr absl::string_view kBuiltinOrders[] = {
       step { kind: COMBINE }
       step { kind: ALL_GATHER axis: TP dim: TOKENS to: INVARIANT }
     )pb",
+    R"pb(
+      name: "dedup"
+      note: "as token_sliced, but a token goes once to each rank that needs it and comes back as one sum"
+      expert_layout: ANY_LAYOUT
+      step { kind: SLICE axis: TP dim: TOKENS }
+      step { kind: DISPATCH dim: DESTINATIONS }
+      step { kind: ALL_TO_ALL_V axis: EP }
+      step { kind: ALL_GATHER axis: TP dim: DESTINATIONS to: REPLICATED when: TENSOR_PARALLEL_EXPERTS }
+      step { kind: EXPAND }
+      step { kind: EXPERTS }
+      step { kind: FOLD }
+      step { kind: REDUCE_SCATTER axis: TP dim: SUMS when: TENSOR_PARALLEL_EXPERTS }
+      step { kind: ALL_TO_ALL_V axis: EP }
+      step { kind: COMBINE }
+      step { kind: ALL_GATHER axis: TP dim: TOKENS to: INVARIANT }
+    )pb",
 };
 
 struct Registered {

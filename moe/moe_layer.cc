@@ -1,18 +1,21 @@
 #include "evenkeel/moe/moe_layer.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/dispatch_plan.h"
 #include "evenkeel/moe/order_executor.h"
 #include "evenkeel/moe/order_schedule.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/moe/ragged_plan.h"
 #include "evenkeel/moe/row_maps.h"
+#include "evenkeel/runtime/base/checked_math.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/tensor/tensor.h"
@@ -33,6 +36,7 @@ struct MoeTapeState {
   Tensor all_tokens;                            // the router's input where the caller's is sliced
   std::vector<std::pair<int, Tensor>> carried;  // by number in the backward schedule
   std::vector<float> route_gradient;            // [s, k]
+  std::vector<float> fold_gradient;             // [entries of the fold]
   bool ready = false;
 };
 
@@ -142,6 +146,7 @@ class MoeLayerImpl final : public MoeLayer {
     state.ready = false;
     EK_RETURN_IF_ERROR(CheckTokens(dy, dx));
     state.route_gradient.assign(state.decision.num_routes(), 0.0f);
+    state.fold_gradient.assign(state.maps.dedup_receive.expert_rows_of_arrival.rows.size(), 0.0f);
 
     ExecutorInput input = Input(order_.backward, state.schedules.backward, weights, &state, true);
     input.gradients = gradients.experts;
@@ -150,6 +155,7 @@ class MoeLayerImpl final : public MoeLayer {
     state.carried.clear();
     EK_RETURN_IF_ERROR(executor.Run(dy, dx));
 
+    if (state.maps.deduplicated) EK_RETURN_IF_ERROR(ReturnFoldGradient(&state, stream));
     EK_RETURN_IF_ERROR(CompleteRouteGradient(&state, stream));
     const RouterLossGradients losses = {.balance = config_.balance_coefficient * loss_scale,
                                         .z = config_.z_coefficient * loss_scale};
@@ -231,7 +237,10 @@ class MoeLayerImpl final : public MoeLayer {
                   .lane = lane(),
                   .slot_classes = decision.slot_classes};
     maps.ragged = order_.is_ragged();
-    if (maps.ragged) {
+    maps.deduplicated = order_.is_deduplicated();
+    if (maps.deduplicated) {
+      EK_RETURN_IF_ERROR(PlanDeduplicated(decision, &maps, stream));
+    } else if (maps.ragged) {
       EK_RETURN_IF_ERROR(PlanRagged(decision, &maps, stream));
     } else {
       EK_ASSIGN_OR_RETURN(maps.padded, BuildDispatchPlan(decision));
@@ -262,9 +271,7 @@ class MoeLayerImpl final : public MoeLayer {
 
   // Exchanges the row counts, then plans with them.
   absl::Status PlanRagged(const RoutingDecision& decision, RowMaps* maps, Stream& stream) {
-    const RaggedSender sender = {.ep_size = ep_size(),
-                                 .tp_size = dispatches_own_tokens_ ? tp_size() : 1,
-                                 .lane = dispatches_own_tokens_ ? lane() : 0};
+    const RaggedSender sender = Sender();
     EK_ASSIGN_OR_RETURN(maps->send, BuildRaggedSendPlan(decision, sender));
     std::vector<int64_t> received = maps->send.segments;
     if (ep_size() > 1) {
@@ -274,20 +281,96 @@ class MoeLayerImpl final : public MoeLayer {
       EK_RETURN_IF_ERROR(stream.Synchronize());
     }
     EK_ASSIGN_OR_RETURN(maps->receive, BuildRaggedReceivePlan(Receiver(decision, sender), sender.lane, received));
+    maps->sizes.rows = FlowOf(maps->send.rows_to, maps->receive.rows_from, maps->receive.rows_of_lane, sender.lane);
+    return absl::OkStatus();
+  }
+
+  RaggedSender Sender() const {
+    return {.ep_size = ep_size(),
+            .tp_size = dispatches_own_tokens_ ? tp_size() : 1,
+            .lane = dispatches_own_tokens_ ? lane() : 0};
+  }
+
+  // Rows by destination, by source and by lane, as the cost counts them.
+  RaggedRows FlowOf(const std::vector<int64_t>& to, const std::vector<int64_t>& from,
+                    const std::vector<int64_t>& of_lane, int lane) const {
     const auto sum = [](const std::vector<int64_t>& counts) {
       return std::accumulate(counts.begin(), counts.end(), int64_t{0});
     };
     const int me = groups_.ep == nullptr ? 0 : groups_.ep->rank();
     RaggedRows rows;
-    rows.sent = maps->send.num_rows();
-    rows.sent_remote = rows.sent - maps->send.rows_to[me];
-    rows.arrived = sum(maps->receive.rows_from);
-    rows.arrived_remote = rows.arrived - maps->receive.rows_from[me];
-    rows.gathered = maps->receive.num_rows();
-    for (int lane = 0; lane < sender.lane && lane < static_cast<int>(maps->receive.rows_of_lane.size()); ++lane) {
-      rows.gathered_before += maps->receive.rows_of_lane[lane];
+    rows.sent = sum(to);
+    rows.sent_remote = rows.sent - to[me];
+    rows.arrived = sum(from);
+    rows.arrived_remote = rows.arrived - from[me];
+    rows.gathered = sum(of_lane);
+    for (int l = 0; l < lane && l < static_cast<int>(of_lane.size()); ++l) rows.gathered_before += of_lane[l];
+    return rows;
+  }
+
+  // Exchanges headers and records of a deduplicated dispatch, then plans with them.
+  absl::Status PlanDeduplicated(const RoutingDecision& decision, RowMaps* maps, Stream& stream) {
+    const RaggedSender sender = Sender();
+    const RaggedReceiver receiver = Receiver(decision, sender);
+    EK_ASSIGN_OR_RETURN(maps->dedup_send, BuildDedupSendPlan(decision, sender, receiver.gathers_over_tp));
+    const DedupSendPlan& send = maps->dedup_send;
+    std::vector<int64_t> header = send.header;
+    std::vector<int32_t> records = send.records;
+    if (ep_size() > 1) EK_RETURN_IF_ERROR(ExchangeRecords(send, &header, &records, stream));
+    EK_ASSIGN_OR_RETURN(maps->dedup_receive, BuildDedupReceivePlan(receiver, sender.lane, header, records));
+    const DedupReceivePlan& receive = maps->dedup_receive;
+    maps->sizes.destinations = FlowOf(send.rows_to, receive.rows_from, receive.rows_of_lane, sender.lane);
+    std::vector<int64_t> records_to = send.record_ints_to;
+    for (int64_t& count : records_to) count /= kRecordInts;
+    maps->sizes.rows = FlowOf(records_to, receive.records_from, {receive.num_expert_rows()}, 0);
+    return absl::OkStatus();
+  }
+
+  absl::Status ExchangeRecords(const DedupSendPlan& send, std::vector<int64_t>* header, std::vector<int32_t>* records,
+                               Stream& stream) {
+    const Shape shape({static_cast<int64_t>(header->size())});
+    EK_RETURN_IF_ERROR(control_ep()->AllToAll(ConstTensorView(send.header.data(), DType::kI64, shape),
+                                              TensorView(header->data(), DType::kI64, shape), stream));
+    EK_RETURN_IF_ERROR(stream.Synchronize());
+    std::vector<int64_t> from(ep_size(), 0);
+    int64_t total = 0;
+    const size_t per_source = header->size() / ep_size();
+    for (size_t i = 1; i < header->size(); i += 2) {
+      // A count that makes no sense is refused by the plan; here it only must not become a size.
+      EK_ASSIGN_OR_RETURN(const int64_t ints, CheckedMul((*header)[i], kRecordInts));
+      if (ints < 0) return absl::FailedPreconditionError(absl::StrCat("a source announces ", (*header)[i], " routes"));
+      from[i / per_source] += ints;
+      EK_ASSIGN_OR_RETURN(total, CheckedAdd(total, ints));
     }
-    maps->sizes.rows = rows;
+    if (total > std::numeric_limits<int32_t>::max()) {
+      return absl::FailedPreconditionError(absl::StrCat("sources announce ", total / kRecordInts, " routes"));
+    }
+    records->assign(total, 0);
+    const Shape sent({static_cast<int64_t>(send.records.size())});
+    EK_RETURN_IF_ERROR(control_ep()->AllToAllV(ConstTensorView(send.records.data(), DType::kI32, sent),
+                                               send.record_ints_to,
+                                               TensorView(records->data(), DType::kI32, Shape({total})), from, stream));
+    return stream.Synchronize();
+  }
+
+  // The fold's weight gradients go back to the sources that sent the records.
+  absl::Status ReturnFoldGradient(MoeTapeState* state, Stream& stream) {
+    EK_RETURN_IF_ERROR(stream.Synchronize());
+    const DedupSendPlan& send = state->maps.dedup_send;
+    const DedupReceivePlan& receive = state->maps.dedup_receive;
+    std::vector<float> out, back(send.route_of_record.size());
+    for (int32_t entry : receive.entry_of_record) out.push_back(state->fold_gradient[entry]);
+    std::vector<int64_t> records_to = send.record_ints_to;
+    for (int64_t& count : records_to) count /= kRecordInts;
+    if (ep_size() > 1) {
+      const ConstTensorView outgoing(out.data(), DType::kF32, Shape({static_cast<int64_t>(out.size())}));
+      const TensorView incoming(back.data(), DType::kF32, Shape({static_cast<int64_t>(back.size())}));
+      EK_RETURN_IF_ERROR(control_ep()->AllToAllV(outgoing, receive.records_from, incoming, records_to, stream));
+      EK_RETURN_IF_ERROR(stream.Synchronize());
+    } else {
+      back = out;
+    }
+    for (size_t i = 0; i < back.size(); ++i) state->route_gradient[send.route_of_record[i]] = back[i];
     return absl::OkStatus();
   }
 
@@ -323,6 +406,10 @@ class MoeLayerImpl final : public MoeLayer {
     input.weights = weights.experts;
     const Shape routes({state->decision.num_routes()});
     input.route_weights = ConstTensorView(state->decision.weight.data(), DType::kF32, routes);
+    if (backward && state->maps.deduplicated) {
+      input.fold_weight_gradient = TensorView(state->fold_gradient.data(), DType::kF32,
+                                              Shape({static_cast<int64_t>(state->fold_gradient.size())}));
+    }
     if (backward) input.route_weight_gradient = TensorView(state->route_gradient.data(), DType::kF32, routes);
     if (observer_) {
       input.observer = [this, &program, backward](int step, ConstTensorView value) {
@@ -335,7 +422,7 @@ class MoeLayerImpl final : public MoeLayer {
 
   // The route weights' gradient lies as combine's rows do; the router needs all of it on every lane.
   absl::Status CompleteRouteGradient(MoeTapeState* state, Stream& stream) {
-    const AxisType type = order_.combine_input();
+    const AxisType type = order_.weighted_rows();
     if (tp_size() == 1 || type.placement == Placement::kInvariant) return absl::OkStatus();
     const RoutingDecision& decision = state->decision;
     const TensorView all(state->route_gradient.data(), DType::kF32, Shape({decision.num_routes()}));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/exchange_bound.h"
 #include "evenkeel/moe/order_parser.h"
 #include "evenkeel/moe/testing/layer_harness.h"
 #include "evenkeel/runtime/base/status_matchers.h"
@@ -232,6 +233,60 @@ TEST_P(OrderGridTest, TokenSlicedWithWholeExpertsIsLikeDense) {
   ExpectCounts(run, Name(c, "token_sliced"));
 }
 
+// One row per (token, distinct remote destination) out, the same back: the bound, and not a byte more.
+void ExpectAtTheBound(const LayerCase& c, const LayerRun& run, const std::string& what) {
+  int64_t counted = 0, bound = 0;
+  for (const RankRun& rank : run.ranks) {
+    counted += rank.forward.bytes(comm::Axis::kEp);
+    if (rank.lane != 0 || c.whole) continue;
+    const ExchangePlaces places = {
+        .ep_rank = rank.ep_rank, .node_of_rank = std::vector<int>(c.ep, 0), .home_ranks = {}};
+    absl::StatusOr<ExchangeBound> rows = BoundExchange(rank.decision, places);
+    ASSERT_OK(rows);
+    bound += 2 * rows->total();
+  }
+  if (!c.whole) {
+    EXPECT_EQ(counted, bound * c.hidden * SizeOf(c.dtype)) << what;
+  }
+}
+
+TEST_P(OrderGridTest, DedupIsLikeDenseAtTheBound) {
+  for (bool whole : {false, true}) {
+    for (double factor : {0.7, 1.3}) {
+      LayerCase c = Case(factor, whole ? DType::kF64 : DType::kF32);
+      c.whole = whole;
+      const LayerRun run = RunOrder(c, "dedup");
+      ExpectLikeDense(c, run, Name(c, "dedup"));
+      ExpectLanesAgree(run, Name(c, "dedup"));
+      ExpectAtTheBound(c, run, Name(c, "dedup"));
+      ExpectCounts(run, Name(c, "dedup"));
+    }
+  }
+}
+
+// Sums over experts follow one tree over expert ids: where each rank holds a power of two of them, dealing them to
+// more ranks changes no bit of the output.
+TEST(MoeLayerTest, DedupSumsDoNotDependOnE) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<std::vector<double>> outputs, inputs;
+    for (int ep : {1, 2, 4}) {
+      LayerCase c = {.tp = 1, .ep = ep, .dp = 4, .experts = 8, .top_k = 4, .tokens = 9, .dtype = dtype};
+      c.mode = CapacityMode::kNoDrop;
+      const LayerRun run = RunOrder(c, "dedup");
+      ASSERT_EQ(run.ranks.size(), 4u);
+      outputs.push_back(run.ranks[1].values.y);
+      inputs.push_back(run.ranks[1].values.dx);
+      ExpectLikeDense(c, run, Name(c, "dedup"));
+    }
+    EXPECT_EQ(outputs[0], outputs[1]);
+    EXPECT_EQ(outputs[0], outputs[2]);
+    if (dtype == DType::kF32) {
+      EXPECT_EQ(inputs[0], inputs[1]);
+      EXPECT_EQ(inputs[0], inputs[2]);
+    }
+  }
+}
+
 // More rows than one block of the weight gradient: a ragged order sums them at the padded orders' positions.
 TEST(MoeLayerTest, WeightGradientsSumRowsAtCanonicalPositions) {
   LayerCase c = {.tp = 2, .ep = 2, .experts = 2, .top_k = 1, .tokens = 300, .dtype = DType::kF32};
@@ -245,6 +300,11 @@ TEST(MoeLayerTest, WeightGradientsSumRowsAtCanonicalPositions) {
 // ---- Experts, dtypes, streams ----
 
 std::vector<std::string> TensorParallelOrders() { return {"reference", "drop_gather", "fused", "token_sliced"}; }
+
+// dedup adds up in another order: the same values, other last bits.
+std::vector<std::string> AllTensorParallelOrders() {
+  return {"reference", "drop_gather", "fused", "token_sliced", "dedup"};
+}
 
 // Trap 18: biases are kept. With expert TP the output bias is in every partial sum's place once, not T times.
 TEST(MoeLayerTest, Trap18_BiasesAreKeptAndAddedOnce) {
@@ -260,7 +320,9 @@ TEST(MoeLayerTest, Trap18_BiasesAreKeptAndAddedOnce) {
       EXPECT_GT(MaxAbs(run.ranks[1].values.b_out), 0);
       EXPECT_GT(MaxAbs(run.ranks[1].values.b_in), 0);
     }
+    ExpectLikeDense(c, RunOrder(c, "dedup"), Name(c, "dedup"));
     c.whole = true;
+    ExpectLikeDense(c, RunOrder(c, "dedup"), Name(c, "dedup"));
     ExpectLikeDense(c, RunOrder(c, "unsharded"), Name(c, "unsharded"));
     ExpectLikeDense(c, RunOrder(c, "token_sliced"), Name(c, "token_sliced"));
   }
@@ -283,7 +345,7 @@ TEST(MoeLayerTest, Bf16OrdersAreBitwiseEqual) {
 
 TEST(MoeLayerTest, WorkerStreamsGiveTheSameBits) {
   LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .dtype = DType::kF32};
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     c.worker_stream = false;
     const LayerRun direct = RunOrder(c, order);
     c.worker_stream = true;
@@ -293,7 +355,7 @@ TEST(MoeLayerTest, WorkerStreamsGiveTheSameBits) {
 
 TEST(MoeLayerTest, PoisonedMemoryIsNeverRead) {
   LayerCase c = {.tp = 2, .ep = 2, .top_k = 2};
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     c.poison = true;
     const LayerRun poisoned = RunOrder(c, order);
     c.poison = false;
@@ -318,7 +380,7 @@ TEST(MoeLayerTest, TapsFollowTheProgramBothWays) {
 TEST(MoeLayerTest, Trap22And23_ZeroTokensOnARank) {
   LayerCase c = {.tp = 2, .ep = 2, .top_k = 2};
   c.tokens_of = [](int replica) { return replica == 0 ? 0 : 5; };
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     const LayerRun run = RunOrder(c, order);
     ExpectLikeDense(c, run, order);
     ASSERT_EQ(run.ranks.size(), 4u);
@@ -327,12 +389,12 @@ TEST(MoeLayerTest, Trap22And23_ZeroTokensOnARank) {
     ExpectCounts(run, order);
   }
   c.whole = true;
-  for (const char* order : {"unsharded", "token_sliced"}) ExpectLikeDense(c, RunOrder(c, order), order);
+  for (const char* order : {"unsharded", "token_sliced", "dedup"}) ExpectLikeDense(c, RunOrder(c, order), order);
 }
 
 TEST(MoeLayerTest, Trap22And23_NoTokensAnywhere) {
   LayerCase c = {.tp = 2, .ep = 2, .tokens = 0};
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     const LayerRun run = RunOrder(c, order);
     for (const RankRun& rank : run.ranks) EXPECT_THAT(rank.values.w_in, Each(0.0)) << order;
   }
@@ -350,7 +412,7 @@ TEST(MoeLayerTest, Trap24_AllTokensToOneExpert) {
   LayerCase c = {.tp = 2, .ep = 2, .experts = 4, .top_k = 1, .tokens = 9};
   c.mode = CapacityMode::kNoDrop;
   c.favourite_expert = 2;
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     const LayerRun run = RunOrder(c, order);
     ExpectLikeDense(c, run, order);
     for (const RankRun& rank : run.ranks) {
@@ -370,7 +432,7 @@ TEST(MoeLayerTest, Trap24_AllTokensToOneExpert) {
 TEST(MoeLayerTest, DroppedTokensAreExactlyZero) {
   LayerCase c = {.tp = 1, .ep = 2, .experts = 4, .top_k = 1, .tokens = 12, .capacity_factor = 0.1};
   c.favourite_expert = 1;
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     const LayerRun run = RunOrder(c, order);
     ExpectLikeDense(c, run, order);
     for (const RankRun& rank : run.ranks) {
@@ -392,7 +454,7 @@ TEST(MoeLayerTest, DroppedTokensAreExactlyZero) {
 TEST(MoeLayerTest, DroplessDropsNothing) {
   LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 7};
   c.mode = CapacityMode::kDropless;
-  for (const std::string& order : TensorParallelOrders()) {
+  for (const std::string& order : AllTensorParallelOrders()) {
     const LayerRun run = RunOrder(c, order);
     ExpectLikeDense(c, run, order);
     for (const RankRun& rank : run.ranks) EXPECT_EQ(rank.decision.num_kept(), 14) << order;
@@ -442,7 +504,7 @@ TEST(MoeLayerTest, GradientsAreTheSlopesOfTheLoss) {
   c.mode = CapacityMode::kNoDrop;
   c.activation = ExpertActivation::kSwiGlu;
   c.bias = true;
-  for (const char* name : {"drop_gather", "fused", "token_sliced"}) {
+  for (const char* name : {"drop_gather", "fused", "token_sliced", "dedup"}) {
     ASSERT_OK_AND_ASSIGN(const Order order, FindOrder(name));
     const LayerRun base = RunOrder(c, name);
     for (const Probe& probe : probes) {
@@ -481,7 +543,33 @@ TEST(MoeLayerTest, GradientsAreTheSlopesOfTheLoss) {
 // ---- Orders that nobody built in ----
 
 TEST(MoeLayerTest, AnyWellTypedOrderRuns) {
-  const char* kOrders[] = {// Partial tokens are summed at the very end.
+  const char* kOrders[] = {// Folded after the sum over lanes instead of before it.
+                           R"pb(name: "late_fold"
+                                step { kind: SLICE dim: TOKENS }
+                                step { kind: DISPATCH dim: DESTINATIONS }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: ALL_GATHER dim: DESTINATIONS to: INVARIANT }
+                                step { kind: EXPAND }
+                                step { kind: COPY }
+                                step { kind: EXPERTS }
+                                step { kind: ALL_REDUCE }
+                                step { kind: FOLD }
+                                step { kind: SLICE dim: SUMS }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: COMBINE }
+                                step { kind: ALL_GATHER dim: TOKENS to: INVARIANT })pb",
+                           // Deduplicated, all lanes the same.
+                           R"pb(name: "dedup_reference"
+                                step { kind: DISPATCH dim: DESTINATIONS }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: COPY }
+                                step { kind: EXPAND }
+                                step { kind: EXPERTS }
+                                step { kind: FOLD }
+                                step { kind: ALL_REDUCE }
+                                step { kind: ALL_TO_ALL_V }
+                                step { kind: COMBINE })pb",
+                           // Partial tokens are summed at the very end.
                            R"pb(name: "late_sum"
                                 step { kind: DISPATCH dim: SLOTS }
                                 step { kind: ALL_TO_ALL }

@@ -11,9 +11,17 @@ bool TypedOrder::is_ragged() const {
   return false;
 }
 
-AxisType TypedOrder::combine_input() const {
+bool TypedOrder::is_deduplicated() const {
   for (const TypedStep& step : forward) {
-    if (step.step.kind == StepKind::kCombine) return step.before.tp;
+    if (step.step.kind == StepKind::kFold) return true;
+  }
+  return false;
+}
+
+AxisType TypedOrder::weighted_rows() const {
+  const StepKind weights = is_deduplicated() ? StepKind::kFold : StepKind::kCombine;
+  for (const TypedStep& step : forward) {
+    if (step.step.kind == weights) return step.before.tp;
   }
   return {};
 }
@@ -46,6 +54,8 @@ absl::string_view DimName(Dim dim) {
       return "rows";
     case Dim::kDestinations:
       return "destinations";
+    case Dim::kSums:
+      return "sums";
     case Dim::kSources:
       return "sources";
     case Dim::kExperts:

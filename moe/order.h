@@ -28,7 +28,7 @@ namespace evenkeel::moe {
 enum class Placement : uint8_t { kUnset, kInvariant, kReplicated, kVarying, kPartial };
 
 // What is sliced, gathered or filled. kSources and kExperts occur only in types, never in a step.
-enum class Dim : uint8_t { kUnset, kTokens, kSlots, kRows, kDestinations, kSources, kExperts };
+enum class Dim : uint8_t { kUnset, kTokens, kSlots, kRows, kDestinations, kSums, kSources, kExperts };
 
 // How a value lies on one axis. `dim` says along what a kVarying value is sliced. On the other placements it is set
 // only where ragged rows of all lanes lie together, lane by lane, after a gather: "R(rows)".
@@ -40,7 +40,7 @@ struct AxisType {
 
 // What the rows of a value are, and how they lie on the two axes.
 struct ValueType {
-  Dim form = Dim::kTokens;  // kTokens, kSlots, kRows or kDestinations
+  Dim form = Dim::kTokens;  // kTokens, kSlots, kRows, kDestinations or kSums
   AxisType tp;
   AxisType ep = {Placement::kVarying, Dim::kSources};
   friend bool operator==(const ValueType&, const ValueType&) = default;
@@ -105,8 +105,11 @@ struct TypedOrder {
 
   // True when some value has no padding, so that sizes are known only after routing.
   bool is_ragged() const;
-  // The TP type of the rows that combine reads, which is that of the route weights' gradient.
-  AxisType combine_input() const;
+  // True when tokens travel once per destination and are folded there.
+  bool is_deduplicated() const;
+  // The TP type of the rows that are multiplied by the route weights, in combine or in fold: that of the weights'
+  // gradient.
+  AxisType weighted_rows() const;
 };
 
 // "I", "R", "V", "P".

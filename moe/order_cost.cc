@@ -23,7 +23,17 @@ struct RowCount {
   int64_t remote = 0;
 };
 
-RowCount CountRows(const ValueType& type, const OrderSizes& sizes, const RaggedRows& ragged) {
+// The two kinds of real rows at one routing.
+struct Flows {
+  RaggedRows rows;
+  RaggedRows destinations;
+};
+
+Flows FlowsOf(const TypedOrder& order, const OrderSizes& sizes) {
+  return {RowsOrExpected(order, sizes), DestinationsOrExpected(order, sizes)};
+}
+
+RowCount CountRows(const ValueType& type, const OrderSizes& sizes, const Flows& flows) {
   switch (type.form) {
     case Dim::kTokens:
       return {IsVarying(type.tp) ? OwnTokens(sizes.tokens, sizes.tp, sizes.lane).size() : sizes.tokens, 0};
@@ -34,6 +44,7 @@ RowCount CountRows(const ValueType& type, const OrderSizes& sizes, const RaggedR
     default:
       break;
   }
+  const RaggedRows& ragged = type.form == Dim::kRows ? flows.rows : flows.destinations;
   if (!AtExperts(type)) return {ragged.sent, ragged.sent_remote};
   if (type.tp.dim != Dim::kUnset && !IsVarying(type.tp)) return {ragged.gathered, 0};
   return {ragged.arrived, ragged.arrived_remote};
@@ -45,10 +56,11 @@ int64_t AllReduceElements(int64_t elements, int size, int rank) {
   return (elements - shard) + shard * (size - 1);
 }
 
-AxisTraffic StepTraffic(const TypedStep& typed, const OrderSizes& sizes, const RaggedRows& ragged) {
-  const RowCount before = CountRows(typed.before, sizes, ragged);
-  const RowCount after = CountRows(typed.after, sizes, ragged);
-  const int64_t row_bytes = sizes.hidden * SizeOf(sizes.dtype);
+AxisTraffic StepTraffic(const TypedStep& typed, const OrderSizes& sizes, const Flows& flows, bool backward) {
+  const RowCount before = CountRows(typed.before, sizes, flows);
+  const RowCount after = CountRows(typed.after, sizes, flows);
+  const int64_t element_bytes = SizeOf(ElementType(typed.before.form, sizes.dtype, backward));
+  const int64_t row_bytes = sizes.hidden * element_bytes;
   const bool on_ep = typed.step.axis == comm::Axis::kEp;
   const int size = on_ep ? sizes.ep : sizes.tp;
   if (size == 1) return {};
@@ -61,7 +73,7 @@ AxisTraffic StepTraffic(const TypedStep& typed, const OrderSizes& sizes, const R
       axis.bytes += (before.rows - after.rows) * row_bytes;
       break;
     case StepKind::kAllReduce:
-      axis.bytes += AllReduceElements(before.rows * sizes.hidden, size, sizes.lane) * SizeOf(sizes.dtype);
+      axis.bytes += AllReduceElements(before.rows * sizes.hidden, size, sizes.lane) * element_bytes;
       break;
     case StepKind::kAllToAll:
     case StepKind::kAllToAllV:
@@ -80,55 +92,77 @@ bool DispatchesOwnTokens(const TypedOrder& order) {
   return false;
 }
 
-// What travels beside the payload; see RaggedSendPlan::segments and MoeLayer.
-void AddControl(const TypedOrder& order, const OrderSizes& sizes, bool backward, OrderTraffic* traffic) {
-  if (!backward && order.is_ragged() && sizes.ep > 1) {
-    const int lanes = DispatchesOwnTokens(order) ? sizes.tp : 1;
-    traffic->control_ep.bytes += sizes.experts / sizes.ep * (sizes.ep - 1) * sizes.slot_classes * lanes * 8;
-    ++traffic->control_ep.collectives;
+// What travels beside the payload; see RaggedSendPlan::segments, DedupSendPlan and MoeLayer.
+void AddControl(const TypedOrder& order, const OrderSizes& sizes, const Flows& flows, bool backward,
+                OrderTraffic* traffic) {
+  const bool own = DispatchesOwnTokens(order);
+  if (order.is_ragged() && sizes.ep > 1) {
+    if (order.is_deduplicated()) {
+      // Records: four i32 per route that goes to another rank; their weights' gradients come back as one f32.
+      const bool all_lanes = own && order.layout == ExpertLayout::kTensorParallel;
+      const RaggedRows& records = flows.rows;
+      traffic->control_ep.bytes += backward
+                                       ? records.arrived_remote * 4
+                                       : (sizes.ep - 1) * (all_lanes ? sizes.tp : 1) * 16 + records.sent_remote * 16;
+      traffic->control_ep.collectives += backward ? 1 : 2;
+    } else if (!backward) {
+      traffic->control_ep.bytes +=
+          sizes.experts / sizes.ep * (sizes.ep - 1) * sizes.slot_classes * (own ? sizes.tp : 1) * 8;
+      ++traffic->control_ep.collectives;
+    }
   }
-  const AxisType combined = order.combine_input();
-  if (!backward || sizes.tp == 1 || combined.placement == Placement::kInvariant) return;
+  const AxisType weighted = order.weighted_rows();
+  if (!backward || sizes.tp == 1 || weighted.placement == Placement::kInvariant) return;
   ++traffic->control_tp.collectives;
-  if (IsVarying(combined) && combined.dim != Dim::kSlots) {
-    const int64_t own = OwnTokens(sizes.tokens, sizes.tp, sizes.lane).size();
-    traffic->control_tp.bytes += own * sizes.top_k * 4 * (sizes.tp - 1);
+  if (IsVarying(weighted) && weighted.dim != Dim::kSlots) {
+    const int64_t tokens = OwnTokens(sizes.tokens, sizes.tp, sizes.lane).size();
+    traffic->control_tp.bytes += tokens * sizes.top_k * 4 * (sizes.tp - 1);
   } else {
     traffic->control_tp.bytes += AllReduceElements(sizes.tokens * sizes.top_k, sizes.tp, sizes.lane) * 4;
   }
 }
 
 // Terms of a closed form. Each is count * factor / (T when divided) * unit.
-enum Unit { kV, kArrivedRows, kTokenRows, kRoutedRows };
-constexpr int kNumUnits = 4;
+// kSums and kGatheredSums count the wide rows of partial sums.
+enum Unit { kV, kArrivedRows, kTokenRows, kRoutedRows, kDestinationRows, kSums, kGathered, kGatheredSums };
+constexpr int kNumUnits = 8;
 struct Terms {
   // [unit][divided by T]
   std::array<std::array<int, 2>, kNumUnits> count = {};
 };
 
-Unit UnitOf(const ValueType& type) {
+Unit UnitOf(const ValueType& type, bool backward) {
   if (type.form == Dim::kSlots) return kV;
   if (type.form == Dim::kTokens) return kTokenRows;
+  if (type.form != Dim::kRows) {
+    const bool sums = (type.form == Dim::kSums) != backward;
+    if (AtExperts(type) && !IsVarying(type.tp)) return sums ? kGatheredSums : kGathered;
+    return sums ? kSums : kDestinationRows;
+  }
   return AtExperts(type) && !IsVarying(type.tp) ? kArrivedRows : kRoutedRows;
 }
 
-void AddTerms(const TypedStep& typed, bool sliced_rows, Terms* tp, Terms* ep) {
+void AddTerms(const TypedStep& typed, bool sliced_rows, bool backward, Terms* tp, Terms* ep) {
   switch (typed.step.kind) {
     case StepKind::kAllGather:
-      ++tp->count[UnitOf(typed.after)][0];
+      ++tp->count[UnitOf(typed.after, backward)][0];
       break;
     case StepKind::kReduceScatter:
-      ++tp->count[UnitOf(typed.before)][0];
+      ++tp->count[UnitOf(typed.before, backward)][0];
       break;
     case StepKind::kAllReduce:
-      tp->count[UnitOf(typed.before)][0] += 2;
+      tp->count[UnitOf(typed.before, backward)][0] += 2;
       break;
     case StepKind::kAllToAll:
       ++ep->count[kV][IsVarying(typed.before.tp) ? 1 : 0];
       break;
-    case StepKind::kAllToAllV:
-      ++ep->count[kRoutedRows][sliced_rows ? 1 : 0];
+    case StepKind::kAllToAllV: {
+      const Unit unit = UnitOf(typed.before, backward);
+      const bool by_destination = unit != kRoutedRows && unit != kArrivedRows;
+      const bool sums = unit == kSums || unit == kGatheredSums;
+      ++ep->count[by_destination ? (sums ? kSums : kDestinationRows) : kRoutedRows][sliced_rows ? 1 : 0];
       break;
+    }
     default:
       break;
   }
@@ -146,6 +180,18 @@ std::string FormatTerms(const Terms& terms, char axis) {
     if (v > 0) parts.push_back(absl::StrCat(Coefficient(v), fraction, " V"));
     const int routed = terms.count[kRoutedRows][divided];
     if (routed > 0) parts.push_back(absl::StrCat(Coefficient(routed), fraction, " k s h b"));
+    const auto whole = [&](Unit unit, absl::string_view text) {
+      const int count = terms.count[unit][divided];
+      if (count > 0) parts.push_back(absl::StrCat(Coefficient(count), count > 1 ? " " : "", text));
+    };
+    const auto fractional = [&](Unit unit, absl::string_view text) {
+      const int count = terms.count[unit][divided];
+      if (count > 0) parts.push_back(absl::StrCat(Coefficient(count), fraction, " ", text));
+    };
+    whole(kDestinationRows, "D h b");
+    whole(kSums, "D h w");
+    fractional(kGathered, "G h b");
+    fractional(kGatheredSums, "G h w");
     const int arrived = terms.count[kArrivedRows][divided], tokens = terms.count[kTokenRows][divided];
     if (arrived > 0 && tokens > 0) {
       parts.push_back(absl::StrCat(fraction, " (", Coefficient(arrived), "R + ", Coefficient(tokens), "s) h b"));
@@ -181,7 +227,9 @@ absl::Status CheckOrderSizes(const TypedOrder& order, const OrderSizes& sizes) {
   EK_ASSIGN_OR_RETURN(int64_t padded, CheckedMul(sizes.experts, sizes.capacity));
   EK_ASSIGN_OR_RETURN(int64_t routed, CheckedMul(sizes.tokens, std::max<int64_t>(1, sizes.top_k)));
   int64_t rows = std::max(padded, routed);
-  if (sizes.rows.has_value()) rows = std::max({rows, sizes.rows->gathered, sizes.rows->arrived, sizes.rows->sent});
+  for (const std::optional<RaggedRows>* flow : {&sizes.rows, &sizes.destinations}) {
+    if (flow->has_value()) rows = std::max({rows, (*flow)->gathered, (*flow)->arrived, (*flow)->sent});
+  }
   EK_ASSIGN_OR_RETURN(int64_t elements, CheckedMul(rows, std::max(sizes.hidden, sizes.ffn)));
   EK_ASSIGN_OR_RETURN(int64_t group, CheckedMul(elements, int64_t{sizes.tp} * sizes.ep));
   return CheckedMul(group, 64 * 8).status();
@@ -190,7 +238,9 @@ absl::Status CheckOrderSizes(const TypedOrder& order, const OrderSizes& sizes) {
 RaggedRows RowsOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
   if (sizes.rows.has_value()) return *sizes.rows;
   const bool own = DispatchesOwnTokens(order);
-  const int64_t tokens = own ? OwnTokens(sizes.tokens, sizes.tp, sizes.lane).size() : sizes.tokens;
+  // Where tokens are deduplicated these are records, and each lane tells of all lanes' tokens.
+  const bool all = !own || (order.is_deduplicated() && order.layout == ExpertLayout::kTensorParallel);
+  const int64_t tokens = all ? sizes.tokens : OwnTokens(sizes.tokens, sizes.tp, sizes.lane).size();
   RaggedRows rows;
   rows.sent = tokens * sizes.top_k;
   rows.sent_remote = rows.sent / sizes.ep * (sizes.ep - 1);
@@ -201,27 +251,58 @@ RaggedRows RowsOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
   return rows;
 }
 
+RaggedRows DestinationsOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
+  if (sizes.destinations.has_value()) return *sizes.destinations;
+  const bool own = DispatchesOwnTokens(order);
+  // The chance that none of k distinct random experts is on a given rank.
+  const int64_t elsewhere = sizes.experts - sizes.experts / sizes.ep;
+  double none = 1;
+  for (int64_t j = 0; j < sizes.top_k && j < sizes.experts; ++j) {
+    none *= static_cast<double>(std::max<int64_t>(0, elsewhere - j)) / static_cast<double>(sizes.experts - j);
+  }
+  const auto rows_of = [&](int64_t tokens) {
+    return static_cast<int64_t>(static_cast<double>(tokens) * sizes.ep * (1 - none) + 0.5);
+  };
+  const TokenRange tokens = OwnTokens(sizes.tokens, sizes.tp, sizes.lane);
+  RaggedRows rows;
+  rows.sent = rows_of(own ? tokens.size() : sizes.tokens);
+  rows.sent_remote = rows.sent / sizes.ep * (sizes.ep - 1);
+  rows.arrived = rows.sent;
+  rows.arrived_remote = rows.sent_remote;
+  const bool gathers = own && order.layout == ExpertLayout::kTensorParallel;
+  rows.gathered = gathers ? rows_of(sizes.tokens) : rows.arrived;
+  rows.gathered_before = gathers ? rows_of(tokens.begin) : 0;
+  return rows;
+}
+
+DType ElementType(Dim form, DType dtype, bool backward) {
+  const bool sums = form == (backward ? Dim::kDestinations : Dim::kSums);
+  return sums && dtype == DType::kBF16 ? DType::kF32 : dtype;
+}
+
 OrderTraffic ComputeTraffic(const TypedOrder& order, const OrderSizes& sizes, bool backward) {
-  const RaggedRows rows = RowsOrExpected(order, sizes);
+  const Flows flows = FlowsOf(order, sizes);
   OrderTraffic traffic;
   for (const TypedStep& typed : backward ? order.backward : order.forward) {
     AxisTraffic& axis = typed.step.axis == comm::Axis::kEp ? traffic.ep : traffic.tp;
-    const AxisTraffic step = StepTraffic(typed, sizes, rows);
+    const AxisTraffic step = StepTraffic(typed, sizes, flows, backward);
     axis.bytes += step.bytes;
     axis.collectives += step.collectives;
   }
-  AddControl(order, sizes, backward, &traffic);
+  AddControl(order, sizes, flows, backward, &traffic);
   return traffic;
 }
 
-AxisTraffic ComputeStepTraffic(const TypedOrder& order, const OrderSizes& sizes, const TypedStep& step) {
-  return StepTraffic(step, sizes, RowsOrExpected(order, sizes));
+AxisTraffic ComputeStepTraffic(const TypedOrder& order, const OrderSizes& sizes, const TypedStep& step, bool backward) {
+  return StepTraffic(step, sizes, FlowsOf(order, sizes), backward);
 }
 
 AxisFormula ClosedForms(const TypedOrder& order, bool backward) {
   const bool sliced_rows = DispatchesOwnTokens(order);
   Terms tp, ep;
-  for (const TypedStep& typed : backward ? order.backward : order.forward) AddTerms(typed, sliced_rows, &tp, &ep);
+  for (const TypedStep& typed : backward ? order.backward : order.forward) {
+    AddTerms(typed, sliced_rows, backward, &tp, &ep);
+  }
   return {.tp = FormatTerms(tp, 'T'), .ep = FormatTerms(ep, 'E')};
 }
 

@@ -7,8 +7,10 @@
 //   cost.forward_formula.ep;          // "2(E-1)/E V"
 //
 // Symbols of the formulas: T, E group sizes; V = e c h b bytes of one padded buffer; s tokens of a TP group, h hidden,
-// b bytes per element; R rows that arrive at this rank's experts (after a gather over TP). all_reduce counts as
-// reduce_scatter plus all_gather, 2(T-1)/T of the buffer; an exchange keeps 1/E at home. A group of one moves nothing.
+// b bytes per element; R rows that arrive at this rank's experts (after a gather over TP); D rows, one per (token of
+// this rank, distinct remote destination), G those that lie at this rank's experts after a gather; w bytes of an
+// element of a partial sum: 4 where b is 2, else b. all_reduce counts as reduce_scatter plus all_gather, 2(T-1)/T of
+// the buffer; an exchange keeps 1/E at home. A group of one moves nothing.
 #ifndef EVENKEEL_MOE_ORDER_COST_H_
 #define EVENKEEL_MOE_ORDER_COST_H_
 
@@ -46,8 +48,9 @@ struct OrderSizes {
   int tp = 1;
   int ep = 1;
   int lane = 0;
-  int slot_classes = 1;            // of the router's decisions
-  std::optional<RaggedRows> rows = {};  // none: balanced routing without drops is assumed
+  int slot_classes = 1;                         // of the router's decisions
+  std::optional<RaggedRows> rows = {};          // none: balanced routing without drops is assumed
+  std::optional<RaggedRows> destinations = {};  // the same of rows per (token, destination), where tokens travel so
 };
 
 struct AxisTraffic {
@@ -59,7 +62,7 @@ struct AxisTraffic {
 struct OrderTraffic {
   AxisTraffic tp;
   AxisTraffic ep;
-  // Not payload: row counts of ragged orders (forward), route-weight gradients of own tokens (backward).
+  // Not payload: row counts and records of ragged orders (forward), route-weight gradients (backward).
   AxisTraffic control_tp;
   AxisTraffic control_ep;
   friend bool operator==(const OrderTraffic&, const OrderTraffic&) = default;
@@ -92,12 +95,16 @@ absl::Status CheckOrderSizes(const TypedOrder& order, const OrderSizes& sizes);
 
 // `sizes.rows`, or what balanced routing without drops gives this rank.
 RaggedRows RowsOrExpected(const TypedOrder& order, const OrderSizes& sizes);
+// `sizes.destinations`, or what routing to k experts at random gives this rank.
+RaggedRows DestinationsOrExpected(const TypedOrder& order, const OrderSizes& sizes);
+// The element type of a value of that form: partial sums of bf16 rows are f32.
+DType ElementType(Dim form, DType dtype, bool backward);
 
 // The bytes of one program, "forward" or "backward" being which of `order`'s two.
 OrderTraffic ComputeTraffic(const TypedOrder& order, const OrderSizes& sizes, bool backward);
 
 // One step's share of that. No collectives: a step without traffic.
-AxisTraffic ComputeStepTraffic(const TypedOrder& order, const OrderSizes& sizes, const TypedStep& step);
+AxisTraffic ComputeStepTraffic(const TypedOrder& order, const OrderSizes& sizes, const TypedStep& step, bool backward);
 
 // All of the above, after CheckOrderSizes.
 absl::StatusOr<OrderCost> ComputeOrderCost(const TypedOrder& order, const OrderSizes& sizes);

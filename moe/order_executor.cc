@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/ragged_plan.h"
+#include "evenkeel/moe/tree_sum.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/rows.h"
 
@@ -94,6 +95,14 @@ absl::Status OrderExecutor::RunAction(const Action& action) {
       return CombineTransposed(action);
     case ActionKind::kPermute:
       return Permute(action);
+    case ActionKind::kExpand:
+      return Expand(action);
+    case ActionKind::kExpandTransposed:
+      return TreeSumRows(Read(action.in), in_.maps->dedup_receive.expert_rows_unweighted, Write(action.out), stream_);
+    case ActionKind::kFold:
+      return TreeSumRows(Read(action.in), in_.maps->dedup_receive.expert_rows_of_arrival, Write(action.out), stream_);
+    case ActionKind::kFoldTransposed:
+      return FoldTransposed(action);
     case ActionKind::kExperts:
     case ActionKind::kExpertsTransposed:
       return Experts(action);
@@ -121,6 +130,9 @@ absl::Status OrderExecutor::Dispatch(const Action& action) {
 
 absl::Status OrderExecutor::DispatchTransposed(const Action& action) {
   const RowsRef& rows = action.in;
+  if (in_.maps->deduplicated) {
+    return TreeSumRows(Read(rows), in_.maps->dedup_send.rows_of_token, Write(action.out), stream_);
+  }
   const ConstTensorView routes = IndexView(
       "row_of_route", rows.type, {}, rows.nesting, [&] { return in_.maps->RowOfRoute(rows.type, rows.nesting); },
       Shape({action.out.rows, in_.maps->sizes.top_k}));
@@ -136,6 +148,9 @@ std::pair<int64_t, int64_t> OrderExecutor::RouteWindow(const ValueType& rows) co
 
 absl::Status OrderExecutor::Combine(const Action& action) {
   const RowsRef& rows = action.in;
+  if (in_.maps->deduplicated) {
+    return TreeSumRows(Read(rows), in_.maps->dedup_send.rows_of_token, Write(action.out), stream_);
+  }
   const int64_t k = in_.maps->sizes.top_k;
   const auto [first, tokens] = RouteWindow(rows.type);
   const ConstTensorView routes = IndexView(
@@ -146,6 +161,7 @@ absl::Status OrderExecutor::Combine(const Action& action) {
 }
 
 absl::Status OrderExecutor::CombineTransposed(const Action& action) {
+  if (in_.maps->deduplicated) return Dispatch(action);  // every row of a token gets the token's gradient
   const RowsRef& rows = action.saved_rows;
   const int64_t k = in_.maps->sizes.top_k;
   const auto [first, tokens] = RouteWindow(rows.type);
@@ -164,6 +180,21 @@ absl::Status OrderExecutor::Permute(const Action& action) {
       "permute", from.type, from.nesting, to.nesting,
       [&] { return in_.maps->Permutation(from.type, from.nesting, to.nesting); }, Shape({to.rows}));
   return GatherRows(Read(from), index, Write(to), stream_);
+}
+
+absl::Status OrderExecutor::Expand(const Action& action) {
+  const ConstTensorView index = IndexView(
+      "expand", action.out.type, {}, {}, [&] { return in_.maps->dedup_receive.arrival_of_expert_row; },
+      Shape({action.out.rows}));
+  return GatherRows(Read(action.in), index, Write(action.out), stream_);
+}
+
+absl::Status OrderExecutor::FoldTransposed(const Action& action) {
+  const RowLists& lists = in_.maps->dedup_receive.expert_rows_of_arrival;
+  const Shape shape({lists.outputs(), lists.width});
+  return CombineRowsBackward(Read(action.saved_rows), ConstTensorView(lists.rows.data(), DType::kI32, shape),
+                             ConstTensorView(lists.weights.data(), DType::kF32, shape), Read(action.in),
+                             Write(action.out), in_.fold_weight_gradient.Reshaped(shape), stream_);
 }
 
 absl::Status OrderExecutor::Experts(const Action& action) {
@@ -185,8 +216,10 @@ std::vector<int64_t> OrderExecutor::LaneCounts(const ValueType& type) const {
   std::vector<int64_t> counts(sizes.tp, 0);
   if (type.form == Dim::kTokens) {
     for (int lane = 0; lane < sizes.tp; ++lane) counts[lane] = OwnTokens(sizes.tokens, sizes.tp, lane).size();
-  } else {
+  } else if (type.form == Dim::kRows) {
     counts = in_.maps->receive.rows_of_lane;
+  } else {
+    counts = in_.maps->dedup_receive.rows_of_lane;
   }
   for (int64_t& count : counts) count *= sizes.hidden;
   return counts;
@@ -211,8 +244,9 @@ absl::Status OrderExecutor::ReduceScatter(const Action& action) {
 
 absl::Status OrderExecutor::Exchange(const Action& action) {
   if (action.in.type.form == Dim::kSlots) return in_.ep->AllToAll(Read(action.in), Write(action.out), stream_);
-  std::vector<int64_t> sent = in_.maps->send.rows_to;
-  std::vector<int64_t> received = in_.maps->receive.rows_from;
+  const bool dedup = in_.maps->deduplicated;
+  std::vector<int64_t> sent = dedup ? in_.maps->dedup_send.rows_to : in_.maps->send.rows_to;
+  std::vector<int64_t> received = dedup ? in_.maps->dedup_receive.rows_from : in_.maps->receive.rows_from;
   if (action.in.type.ep.dim == Dim::kExperts) std::swap(sent, received);
   for (int64_t& count : sent) count *= in_.maps->sizes.hidden;
   for (int64_t& count : received) count *= in_.maps->sizes.hidden;

@@ -49,6 +49,7 @@ struct ExecutorInput {
   ExpertGradients gradients;         // backward only
   ConstTensorView route_weights;     // [routes] f32, of all tokens
   TensorView route_weight_gradient;  // [routes] f32, zeroed; backward only
+  TensorView fold_weight_gradient;   // [entries of the fold's lists] f32; backward of deduplicated orders only
   // Called after each step with the program's index and the value.
   std::function<void(int step, ConstTensorView value)> observer;
 };
@@ -77,6 +78,8 @@ class OrderExecutor {
   absl::Status Combine(const Action& action);
   absl::Status CombineTransposed(const Action& action);
   absl::Status Permute(const Action& action);
+  absl::Status Expand(const Action& action);
+  absl::Status FoldTransposed(const Action& action);
   absl::Status Experts(const Action& action);
   absl::Status Gather(const Action& action);
   absl::Status ReduceScatter(const Action& action);

@@ -81,7 +81,7 @@ StepProto::Kind KindToProto(StepKind kind) {
 // Both enums list the same values in the same order, from "unset" on.
 Dim DimFromProto(DimProto dim) { return static_cast<Dim>(static_cast<int>(dim)); }
 Placement PlacementFromProto(PlacementProto placement) { return static_cast<Placement>(static_cast<int>(placement)); }
-static_assert(static_cast<int>(Dim::kDestinations) == DESTINATIONS && static_cast<int>(Dim::kTokens) == TOKENS);
+static_assert(static_cast<int>(Dim::kSums) == SUMS && static_cast<int>(Dim::kTokens) == TOKENS);
 static_assert(static_cast<int>(Placement::kPartial) == PARTIAL && static_cast<int>(Placement::kInvariant) == INVARIANT);
 
 // Which fields a kind has: wanted ones must be there, others must not.

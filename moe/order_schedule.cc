@@ -62,7 +62,9 @@ class ProgramBuilder {
   ProgramBuilder(const TypedOrder& order, const OrderSizes& sizes, bool backward)
       : order_(order),
         sizes_(sizes),
-        ragged_(RowsOrExpected(order, sizes)),
+        rows_(RowsOrExpected(order, sizes)),
+        destinations_(DestinationsOrExpected(order, sizes)),
+        backward_(backward),
         program_(backward ? order.backward : order.forward) {
     out_.buffers.push_back(Spec(program_.front().before));
     out_.buffers.push_back(Spec(program_.back().after));
@@ -81,7 +83,7 @@ class ProgramBuilder {
     };
     tape_ = tape;
     tape_.expert_rows.buffer = take(tape.expert_rows.buffer);
-    tape_.combine_rows.buffer = take(tape.combine_rows.buffer);
+    tape_.weighted_rows.buffer = take(tape.weighted_rows.buffer);
     tape_.pre = take(tape.pre);
     tape_.gate = take(tape.gate);
     first_own_ = static_cast<int>(out_.buffers.size());
@@ -157,12 +159,15 @@ class ProgramBuilder {
       default:
         break;
     }
-    if (!AtExperts(type)) return ragged_.sent;
-    return type.tp.dim != Dim::kUnset && !IsVarying(type.tp) ? ragged_.gathered : ragged_.arrived;
+    const RaggedRows& flow = Flow(type.form);
+    if (!AtExperts(type)) return flow.sent;
+    return type.tp.dim != Dim::kUnset && !IsVarying(type.tp) ? flow.gathered : flow.arrived;
   }
 
+  const RaggedRows& Flow(Dim form) const { return form == Dim::kRows ? rows_ : destinations_; }
+
   BufferSpec Spec(const ValueType& type) const {
-    return {.rows = Rows(type), .columns = sizes_.hidden, .dtype = sizes_.dtype};
+    return {.rows = Rows(type), .columns = sizes_.hidden, .dtype = ElementType(type.form, sizes_.dtype, backward_)};
   }
 
   RowsRef NewRows(const ValueType& type, RowNesting nesting) {
@@ -236,10 +241,29 @@ class ProgramBuilder {
       case StepKind::kCombine:
         return typed.step.transposed ? CombineTransposed(typed, in) : Combine(typed, in);
       case StepKind::kExpand:
+        return Map(typed, in, typed.step.transposed ? ActionKind::kExpandTransposed : ActionKind::kExpand);
       case StepKind::kFold:
-        break;
+        return Fold(typed, in);
     }
     return in;
+  }
+
+  // expand and fold keep no nesting: their rows are as the plan lists them.
+  RowsRef Map(const TypedStep& typed, const RowsRef& in, ActionKind kind) {
+    const bool to_rows = typed.after.form == Dim::kRows;
+    RowsRef out = NewRows(typed.after, to_rows ? Grouped(Customary(typed.after)) : Customary(typed.after));
+    Emit(kind, in, out);
+    return out;
+  }
+
+  RowsRef Fold(const TypedStep& typed, const RowsRef& in) {
+    if (typed.step.transposed) {
+      RowsRef out = Map(typed, in, ActionKind::kFoldTransposed);
+      out_.actions.back().saved_rows = tape_.weighted_rows;
+      return out;
+    }
+    tape_.weighted_rows = in;
+    return Map(typed, in, ActionKind::kFold);
   }
 
   RowsRef Slice(const TypedStep& typed, const RowsRef& in) {
@@ -255,7 +279,7 @@ class ProgramBuilder {
     } else if (in.type.form == Dim::kSlots) {
       out.first_row += sizes_.lane * out.rows;
     } else {
-      out.first_row += ragged_.gathered_before;
+      out.first_row += Flow(in.type.form).gathered_before;
     }
     return out;
   }
@@ -338,15 +362,17 @@ class ProgramBuilder {
   }
 
   RowsRef Combine(const TypedStep& typed, const RowsRef& in) {
-    tape_.combine_rows = in;
+    if (in.type.form != Dim::kSums) tape_.weighted_rows = in;
     RowsRef out = NewRows(typed.after, {});
     Emit(ActionKind::kCombine, in, out);
     return out;
   }
 
   RowsRef CombineTransposed(const TypedStep& typed, const RowsRef& in) {
-    RowsRef out = NewRows(typed.after, tape_.combine_rows.nesting);
-    Emit(ActionKind::kCombineTransposed, in, out).saved_rows = tape_.combine_rows;
+    const bool sums = typed.after.form == Dim::kSums;
+    RowsRef out = NewRows(typed.after, sums ? Customary(typed.after) : tape_.weighted_rows.nesting);
+    Action& action = Emit(ActionKind::kCombineTransposed, in, out);
+    if (!sums) action.saved_rows = tape_.weighted_rows;
     return out;
   }
 
@@ -375,7 +401,7 @@ class ProgramBuilder {
   }
 
   bool IsTape(int buffer) const {
-    return buffer == tape_.expert_rows.buffer || buffer == tape_.combine_rows.buffer || buffer == tape_.pre ||
+    return buffer == tape_.expert_rows.buffer || buffer == tape_.weighted_rows.buffer || buffer == tape_.pre ||
            buffer == tape_.gate;
   }
 
@@ -402,7 +428,9 @@ class ProgramBuilder {
 
   const TypedOrder& order_;
   const OrderSizes& sizes_;
-  const RaggedRows ragged_;
+  const RaggedRows rows_;
+  const RaggedRows destinations_;
+  const bool backward_;
   const std::vector<TypedStep>& program_;
   Schedule out_;
   ScheduleTape tape_;
@@ -412,7 +440,7 @@ class ProgramBuilder {
 
 std::vector<int> TapeBuffers(const ScheduleTape& tape) {
   std::vector<int> buffers;
-  for (int buffer : {tape.expert_rows.buffer, tape.combine_rows.buffer, tape.pre, tape.gate}) {
+  for (int buffer : {tape.expert_rows.buffer, tape.weighted_rows.buffer, tape.pre, tape.gate}) {
     if (buffer <= kOutputBuffer || std::find(buffers.begin(), buffers.end(), buffer) != buffers.end()) continue;
     buffers.push_back(buffer);
   }

@@ -52,6 +52,10 @@ enum class ActionKind : uint8_t {
   kCombine,             // rows -> tokens, weighted
   kCombineTransposed,   // tokens -> rows, weighted; and the weights' gradients
   kPermute,             // rows to another nesting
+  kExpand,              // one row per destination -> one per route
+  kExpandTransposed,    // and back, summed
+  kFold,                // one row per route -> one per destination, weighted and summed
+  kFoldTransposed,
   kExperts,
   kExpertsTransposed,
   kAllGather,
@@ -67,7 +71,7 @@ struct Action {
   bool ends_step = false;  // `out` is the step's value
   RowsRef in;
   RowsRef out;
-  // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of the experts or of combine.
+  // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of experts, combine or fold.
   int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1;
   RowsRef saved_rows;
   std::vector<int> allocate;  // before the action
@@ -86,8 +90,8 @@ struct Schedule {
 
 // What the forward leaves: buffers of the forward schedule, and their numbers in the backward schedule.
 struct ScheduleTape {
-  RowsRef expert_rows;  // grouped by expert
-  RowsRef combine_rows;
+  RowsRef expert_rows;    // grouped by expert
+  RowsRef weighted_rows;  // the input of combine, or of fold where rows are folded
   int pre = -1, gate = -1;
   int64_t bytes = 0;
 };

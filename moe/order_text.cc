@@ -29,7 +29,7 @@ std::string ProgramText(const TypedOrder& order, const OrderSizes& sizes, bool b
                         std::string(DimName(program.front().before.form)), TypeName(program.front().before.tp),
                         TypeName(program.front().before.ep));
   for (const TypedStep& typed : program) {
-    const AxisTraffic sent = ComputeStepTraffic(order, sizes, typed);
+    const AxisTraffic sent = ComputeStepTraffic(order, sizes, typed, backward);
     absl::StrAppendFormat(&text, "  %4d  %-30s %-14s %-14s %-14s %16s\n", typed.origin, StepName(typed.step),
                           std::string(DimName(typed.after.form)), TypeName(typed.after.tp), TypeName(typed.after.ep),
                           sent.collectives == 0 ? "-" : Grouped(sent.bytes));

@@ -1,5 +1,6 @@
 #include "evenkeel/moe/order_types.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -16,7 +17,7 @@ constexpr AxisType kR = {Placement::kReplicated, Dim::kUnset};
 constexpr AxisType kP = {Placement::kPartial, Dim::kUnset};
 constexpr AxisType V(Dim dim) { return {Placement::kVarying, dim}; }
 
-bool IsRowForm(Dim form) { return form == Dim::kSlots || form == Dim::kRows || form == Dim::kDestinations; }
+bool IsRagged(Dim form) { return form == Dim::kRows || form == Dim::kDestinations || form == Dim::kSums; }
 
 absl::Status Found(absl::string_view what, const std::string& found, const std::string& wanted,
                    absl::string_view hint = "") {
@@ -53,7 +54,7 @@ absl::Status WantForm(Dim found, Dim wanted) {
 
 // Ragged rows belong to lanes only after a dispatch of own tokens; they are gathered and sliced at the experts.
 absl::Status CheckRaggedRows(const Step& step, const ValueType& before) {
-  if (before.form == Dim::kTokens || before.form == Dim::kSlots) return absl::OkStatus();
+  if (!IsRagged(before.form)) return absl::OkStatus();
   if (before.ep != V(Dim::kExperts)) {
     return Found("ep", TypeName(before.ep), "V(experts)",
                  "ragged rows are gathered and sliced at the experts; at the source slice or gather tokens");
@@ -76,7 +77,7 @@ absl::StatusOr<ValueType> TypeAfterPlacementStep(const Step& step, const ValueTy
     return Found("dim", std::string(DimName(step.dim)), std::string(DimName(before.form)),
                  "that is what the value's rows are");
   }
-  const Dim lanes = before.form == Dim::kRows || before.form == Dim::kDestinations ? before.form : Dim::kUnset;
+  const Dim lanes = IsRagged(before.form) ? before.form : Dim::kUnset;
   switch (step.kind) {
     case StepKind::kSlice:
       EK_RETURN_IF_ERROR(Want(axis, placement, kI));
@@ -107,9 +108,9 @@ absl::StatusOr<ValueType> TypeAfterPlacementStep(const Step& step, const ValueTy
 // a row only once.
 absl::StatusOr<ValueType> TypeAfterExchange(const Step& step, const ValueType& before, ExpertLayout layout) {
   const bool padded = step.kind == StepKind::kAllToAll;
-  if (padded != (before.form == Dim::kSlots) || !IsRowForm(before.form)) {
-    return Found("the value", std::string(DimName(before.form)), padded ? "slots" : "rows or destinations",
-                 padded || before.form == Dim::kTokens ? "" : "padded buffers go by all_to_all");
+  if (padded ? before.form != Dim::kSlots : !IsRagged(before.form)) {
+    return Found("the value", std::string(DimName(before.form)), padded ? "slots" : "rows, destinations or sums",
+                 before.form == Dim::kSlots ? "padded buffers go by all_to_all" : "");
   }
   ValueType after = before;
   const bool to_experts = before.ep == V(Dim::kSources);
@@ -133,7 +134,7 @@ absl::StatusOr<ValueType> TypeAfterExchange(const Step& step, const ValueType& b
 absl::StatusOr<ValueType> TypeAfterDispatch(const Step& step, const ValueType& before) {
   EK_RETURN_IF_ERROR(WantForm(before.form, Dim::kTokens));
   EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kSources)));
-  if (!IsRowForm(step.dim)) {
+  if (step.dim != Dim::kSlots && step.dim != Dim::kRows && step.dim != Dim::kDestinations) {
     return Found("dim", std::string(DimName(step.dim)), "slots, rows or destinations");
   }
   ValueType after = before;
@@ -165,14 +166,15 @@ absl::StatusOr<ValueType> TypeAfterExperts(const ValueType& before, ExpertLayout
 }
 
 absl::StatusOr<ValueType> TypeAfterCombine(const Step& step, const ValueType& before) {
-  if (!IsRowForm(before.form)) {
-    return Found("the value", std::string(DimName(before.form)), "slots, rows or destinations");
+  if (before.form != Dim::kSlots && before.form != Dim::kRows && before.form != Dim::kSums) {
+    return Found("the value", std::string(DimName(before.form)), "slots, rows or sums");
   }
   EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kSources)));
   ValueType after = before;
   after.form = Dim::kTokens;
   if (step.to == Placement::kPartial) {
-    if (before.tp != kP && before.tp != V(Dim::kSlots)) return Found("tp", TypeName(before.tp), "P or V(slots)");
+    const bool addends = before.form != Dim::kSums && before.tp == kP;
+    if (!addends && before.tp != V(Dim::kSlots)) return Found("tp", TypeName(before.tp), "P or V(slots)");
     after.tp = kP;
     return after;
   }
@@ -185,16 +187,17 @@ absl::StatusOr<ValueType> TypeAfterCombine(const Step& step, const ValueType& be
   return Found("tp", TypeName(before.tp), wanted, Hint(before.tp, kI));
 }
 
-// expand: one row per (token, destination) -> one per route. fold: back, weighted, summed.
+// expand: one row per (token, destination) -> one per route. fold: back, weighted and summed: linear in the rows, so
+// addends are welcome. Rows of one token must not be spread over lanes.
 absl::StatusOr<ValueType> TypeAfterExpand(const ValueType& before, Dim from, Dim to) {
   EK_RETURN_IF_ERROR(WantForm(before.form, from));
   EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kExperts)));
+  if (before.tp.placement == Placement::kVarying && before.tp != V(Dim::kExperts)) {
+    return Found("tp", TypeName(before.tp), "I, R, P or V(experts)", "gather the rows of all lanes first");
+  }
   ValueType after = before;
   after.form = to;
-  if (before.tp == V(from)) after.tp = V(to);
-  if (from == Dim::kRows && before.tp != kI && before.tp != V(from) && before.tp != V(Dim::kExperts)) {
-    return Found("tp", TypeName(before.tp), "I, V(rows) or V(experts)", Hint(before.tp, kI));
-  }
+  if (before.tp.dim == from) after.tp.dim = to;
   return after;
 }
 
@@ -209,8 +212,17 @@ bool RunsIn(const Step& step, ExpertLayout layout) {
          (step.when == When::kTensorParallel) == (layout == ExpertLayout::kTensorParallel);
 }
 
-// dispatch, experts and combine: each exactly once. (Their mutual order follows from the types.)
+// dispatch, experts and combine: each exactly once. (Their mutual order follows from the types.) Rows are folded
+// exactly where they were expanded.
 absl::Status CheckOnce(const Order& order, const std::vector<TypedStep>& forward) {
+  const auto counts = [&](StepKind kind) {
+    return std::count_if(forward.begin(), forward.end(), [&](const TypedStep& t) { return t.step.kind == kind; });
+  };
+  if (counts(StepKind::kExpand) != counts(StepKind::kFold)) {
+    return absl::InvalidArgumentError(absl::StrCat("order '", order.name, "' has ", counts(StepKind::kExpand),
+                                                   " expand and ", counts(StepKind::kFold),
+                                                   " fold steps; what is expanded must be folded"));
+  }
   for (StepKind kind : {StepKind::kDispatch, StepKind::kExperts, StepKind::kCombine}) {
     int count = 0;
     for (const TypedStep& typed : forward) {
@@ -257,7 +269,7 @@ absl::StatusOr<ValueType> TypeAfter(const Step& step, const ValueType& before, E
     case StepKind::kExpand:
       return TypeAfterExpand(before, Dim::kDestinations, Dim::kRows);
     case StepKind::kFold:
-      return TypeAfterExpand(before, Dim::kRows, Dim::kDestinations);
+      return TypeAfterExpand(before, Dim::kRows, Dim::kSums);
   }
   return absl::InternalError("unknown step kind");
 }

@@ -22,6 +22,7 @@ std::vector<int32_t> RowMaps::PlanRows(const ValueType& type, const RowNesting& 
 }
 
 std::vector<int32_t> RowMaps::TokenOfRow(const ValueType& type, const RowNesting& nesting) const {
+  if (deduplicated) return dedup_send.token_of_row;
   if (ragged) return send.token_of_row;
   std::vector<int32_t> rows = PlanRows(type, nesting);
   for (int32_t& row : rows) row = padded.token_of_row[row];
@@ -47,6 +48,7 @@ std::vector<int32_t> RowMaps::Permutation(const ValueType& type, const RowNestin
 }
 
 std::vector<int64_t> RowMaps::RowsOfExpert(const ValueType& type) const {
+  if (deduplicated) return dedup_receive.rows_of_expert;
   if (ragged) return receive.rows_of_expert;
   const RowExtents extents = ExtentsOf(type, sizes);
   const int64_t lanes = IsVarying(type.tp) ? 1 : extents.lanes;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/dispatch_plan.h"
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/moe/order_schedule.h"
@@ -23,6 +24,9 @@ struct RowMaps {
   DispatchPlan padded;
   RaggedSendPlan send;
   RaggedReceivePlan receive;
+  bool deduplicated = false;
+  DedupSendPlan dedup_send;
+  DedupReceivePlan dedup_receive;
 
   // For each row at the source, in `nesting`, its token (counted from the lane's first where the type is sliced by
   // tokens), -1: empty slot.
@@ -34,7 +38,9 @@ struct RowMaps {
   // Rows of each local expert, for values of that type at the experts.
   std::vector<int64_t> RowsOfExpert(const ValueType& type) const;
   // Of grouped rows; empty: 0, 1, 2, .. inside each expert.
-  const std::vector<int64_t>& Positions() const { return receive.canonical_position; }
+  const std::vector<int64_t>& Positions() const {
+    return deduplicated ? dedup_receive.canonical_position : receive.canonical_position;
+  }
 
  private:
   // For each row of a padded value at the source its row in the plan.
