@@ -130,6 +130,16 @@ std::vector<Program> Programs() {
        kTp,
        {slice_tokens, rows, exchange, Make(kAllGather, Dim::kRows, Placement::kInvariant), Make(kSlice, Dim::kRows),
         exchange}},
+      {"expand and fold",
+       tokens,
+       kTp,
+       {Make(kDispatch, Dim::kDestinations), exchange, Make(kExpand), Make(kFold), exchange, Make(kCombine)}},
+      {"expand, fold and slice",
+       tokens,
+       kTp,
+       {slice_tokens, Make(kDispatch, Dim::kDestinations), exchange,
+        Make(kAllGather, Dim::kDestinations, Placement::kInvariant), Make(kExpand), Make(kFold),
+        Make(kSlice, Dim::kSums), exchange, Make(kCombine)}},
       {"reduce_scatter rows",
        {Dim::kRows, {Placement::kPartial, Dim::kRows}, kAtExperts},
        kTp,
@@ -205,6 +215,8 @@ class RankCheck {
       maps_.ragged = maps_.ragged || step.before.form == Dim::kRows || step.after.form == Dim::kRows;
     }
     EK_ASSIGN_OR_RETURN(maps_.padded, BuildDispatchPlan(decision_));
+    for (const Step& step : program_.steps) maps_.deduplicated = maps_.deduplicated || step.kind == StepKind::kExpand;
+    if (maps_.deduplicated) return PlanDestinations();
     if (maps_.ragged) EK_RETURN_IF_ERROR(PlanRows());
     return absl::OkStatus();
   }
@@ -247,6 +259,46 @@ class RankCheck {
     return absl::OkStatus();
   }
 
+  absl::Status PlanDestinations() {
+    bool own = false;
+    for (const Step& step : program_.steps) own = own || (step.kind == StepKind::kSlice && step.dim == Dim::kTokens);
+    const int T = own ? maps_.sizes.tp : 1, E = maps_.sizes.ep, lane = own ? lane_ : 0;
+    const bool gathers = own && T > 1;
+    EK_ASSIGN_OR_RETURN(maps_.dedup_send,
+                        BuildDedupSendPlan(decision_, {.ep_size = E, .tp_size = T, .lane = lane}, gathers));
+    RaggedReceiver receiver;
+    receiver.tp_size = T;
+    receiver.local_experts = static_cast<int>(kExperts / E);
+    receiver.capacity = kCapacity;
+    receiver.gathers_over_tp = gathers;
+    std::vector<int64_t> header;
+    std::vector<int32_t> records;
+    for (int source = 0; source < E; ++source) {
+      const int replica = mesh_.Coordinate(comm::Axis::kDp, ep_->group().ranks[source]);
+      receiver.source_lane.push_back(lane);
+      receiver.source_replica.push_back(source);
+      EK_ASSIGN_OR_RETURN(const DedupSendPlan sent,
+                          BuildDedupSendPlan(Decision(replica), {.ep_size = E, .tp_size = T, .lane = lane}, gathers));
+      const size_t block = sent.header.size() / E;
+      header.insert(header.end(), sent.header.begin() + ep_->rank() * block,
+                    sent.header.begin() + (ep_->rank() + 1) * block);
+      size_t first = 0;
+      for (int to = 0; to < ep_->rank(); ++to) first += sent.record_ints_to[to];
+      records.insert(records.end(), sent.records.begin() + first,
+                     sent.records.begin() + first + sent.record_ints_to[ep_->rank()]);
+    }
+    EK_ASSIGN_OR_RETURN(maps_.dedup_receive, BuildDedupReceivePlan(receiver, lane, header, records));
+    RaggedRows destinations, rows;
+    destinations.sent = maps_.dedup_send.num_rows();
+    for (int64_t count : maps_.dedup_receive.rows_from) destinations.arrived += count;
+    destinations.gathered = maps_.dedup_receive.num_arrivals();
+    for (int l = 0; l < lane && gathers; ++l) destinations.gathered_before += maps_.dedup_receive.rows_of_lane[l];
+    rows.arrived = rows.gathered = maps_.dedup_receive.num_expert_rows();
+    maps_.sizes.destinations = destinations;
+    maps_.sizes.rows = rows;
+    return absl::OkStatus();
+  }
+
   // A made-up value: I and R are equal on the lanes, V and P are not.
   absl::StatusOr<Tensor> Made(const char* name, const ValueType& type, const BufferSpec& spec) {
     EK_ASSIGN_OR_RETURN(Tensor tensor, Empty(spec));
@@ -262,6 +314,7 @@ class RankCheck {
 
   absl::Status RunBoth(const Tensor& x, Tensor& y, const Tensor& dy, Tensor& dx) {
     std::vector<float> dweight(decision_.num_routes());
+    std::vector<float> dfold(maps_.dedup_receive.expert_rows_of_arrival.rows.size());
     const Shape routes({decision_.num_routes()});
     ExecutorInput input;
     input.program = &typed_.forward;
@@ -275,6 +328,7 @@ class RankCheck {
     input.program = &typed_.backward;
     input.schedule = &schedules_.backward;
     input.route_weight_gradient = TensorView(dweight.data(), DType::kF32, routes);
+    input.fold_weight_gradient = TensorView(dfold.data(), DType::kF32, Shape({static_cast<int64_t>(dfold.size())}));
     OrderExecutor backward(input, device_.get(), &indices_, stream_.get());
     for (const auto& pair : schedules_.carried) {
       if (pair.first > kOutputBuffer) {
