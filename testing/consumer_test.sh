@@ -31,13 +31,14 @@ does_not_link() {
   fi
 }
 # The query sees what is there, so that its silence means something.
-if (does_not_link moe_only 'moe|comm') >/dev/null; then
+if (does_not_link moe_only 'moe|comm') >/dev/null || (does_not_link zero3_only 'zero3|comm') >/dev/null; then
   echo "the query does not see the rooms that are linked"
   exit 1
 fi
 does_not_link moe_only 'zero3|testing|tools'
+does_not_link zero3_only 'moe|testing|tools'
 
-for program in moe_only; do
+for program in moe_only zero3_only; do
   echo "== $program"
   bazel run --noshow_progress --ui_event_filters=-info --symlink_prefix=/ "//:$program"
 done
