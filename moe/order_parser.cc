@@ -234,8 +234,9 @@ std::string FormatOrder(const Order& order) {
     StepProto proto;
     proto.set_kind(KindToProto(step.kind));
     if (fields.axis) proto.set_axis(step.axis == comm::Axis::kEp ? EP : TP);
-    if (step.dim != Dim::kUnset) proto.set_dim(static_cast<DimProto>(static_cast<int>(step.dim)));
-    if (step.to != Placement::kUnset) proto.set_to(static_cast<PlacementProto>(static_cast<int>(step.to)));
+    if (fields.dim && step.dim <= Dim::kSums) proto.set_dim(static_cast<DimProto>(static_cast<int>(step.dim)));
+    const bool addends = step.kind == StepKind::kCombine && step.to == Placement::kPartial;
+    if (fields.to || addends) proto.set_to(static_cast<PlacementProto>(static_cast<int>(step.to)));
     if (step.when != When::kAlways) proto.set_when(static_cast<StepProto::When>(static_cast<int>(step.when)));
     absl::StrAppend(&text, "step { ", proto.ShortDebugString(), " }\n");
   }
