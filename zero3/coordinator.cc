@@ -488,7 +488,10 @@ absl::Status Coordinator::EndPassLocked() {
   Trace& trace = traces_[trace_name_];
   const bool short_pass = walked && visits_.size() != trace.visits.size();
   if (short_pass) EK_RETURN_IF_ERROR(LeavePlan());
-  EK_RETURN_IF_ERROR(Reclaim());
+  {
+    HostOperations count(device_, &counts_.fetch_host_operations);
+    EK_RETURN_IF_ERROR(Reclaim());
+  }
   if (walked && !short_pass) {
     visits_.clear();
     return absl::OkStatus();

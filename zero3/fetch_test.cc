@@ -246,7 +246,7 @@ TEST(FetchTest, Trail81_82_83_84_85_RacesUnderDelays) {
   }
 }
 
-// Releasing one of two users leaves the parameter whole for the other (upstream's placeholder had 1 element).
+// Releasing one of two users leaves the parameter whole for the other (DeepSpeed's stand-in had 1 element).
 TEST(FetchTest, Trail65_SharedParameterLivesUntilItsLastUserIsDone) {
   for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
     PartitionedModelOptions options;
