@@ -10,7 +10,6 @@
 namespace evenkeel::comm {
 namespace {
 
-constexpr int kControlTag = 1;
 constexpr uint32_t kMagic = 0x314b4502;
 constexpr size_t kMaxStatusText = 1400;
 constexpr size_t kMaxStatusPayload = 1400;

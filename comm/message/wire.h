@@ -27,8 +27,9 @@
 
 namespace evenkeel::comm {
 
-// Tags are in [0, kMaxTag].
+// Tags are in [0, kMaxTag]; one is for control messages between ranks (mailroom.h).
 inline constexpr int kMaxTag = (1 << 30) - 1;
+inline constexpr int kControlTag = 1;
 // The most bytes a wire sends without the receiver's help, so that a send of that size never waits for the peer.
 inline constexpr int64_t kEagerMessageBytes = 3840;
 

@@ -72,6 +72,10 @@ void Network::StartSend(int from, int to, int tag, const void* data, int64_t byt
   if (in_order) line.last_arrival = arrival;
   if (dropped) return;
   if (again < absl::InfiniteDuration()) At(again, [this, message] { Deliver(message); });
+  if (arrival <= now_) {
+    Deliver(message);  // a link without latency
+    return;
+  }
   At(arrival, [this, message = std::move(message)] { Deliver(message); });
 }
 

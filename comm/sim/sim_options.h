@@ -53,8 +53,10 @@ struct SimOptions {
   int64_t eager_bytes = 256;  // payload to one peer up to this goes with the fingerprint
   int64_t piece_bytes = 1024;
   bool payload_digest = true;  // without it a corrupted payload would be believed
-  // Chooses among `n` ranks that can go on (n >= 2): [0, n). Default: by the seed, also where a rank sends.
+  // Chooses among `n` ranks that can go on (n >= 2): [0, n), wherever a rank waits and, if wanted, wherever it has sent
+  // a record or payload. Default: by the seed.
   std::function<int(int n)> choose = nullptr;
+  bool choose_at_sends = true;
 };
 
 }  // namespace evenkeel::comm

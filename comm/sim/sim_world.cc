@@ -171,10 +171,12 @@ class World final : public SimWorld {
     baton_.Await(rank);
   }
 
-  // In random order a rank may lose its turn at any send.
-  void MaybeGiveWay(int rank) {
-    if (!running_ || options_.choose != nullptr) return;
-    if (random_.Below(next_random_++, 8) == 0) GiveWay(rank, RankState::kReady);
+  // A rank may lose its turn at any send; where all orders are tried, only at those of records and payload.
+  void MaybeGiveWay(int rank, int tag) {
+    if (!running_) return;
+    const bool give = options_.choose != nullptr ? options_.choose_at_sends && tag != kControlTag
+                                                 : random_.Below(next_random_++, 8) == 0;
+    if (give) GiveWay(rank, RankState::kReady);
   }
 
  private:
@@ -282,7 +284,7 @@ absl::Duration SimWire::Now() { return world_->network().now(); }
 absl::Status SimWire::StartSend(int peer, int tag, const void* data, int64_t bytes, Transfer* transfer) {
   EK_RETURN_IF_ERROR(world_->EnterCall(rank_));
   world_->network().StartSend(rank_, peer, tag, data, bytes, transfer);
-  world_->MaybeGiveWay(rank_);
+  world_->MaybeGiveWay(rank_, tag);
   return absl::OkStatus();
 }
 
