@@ -56,7 +56,8 @@ void ExpectClosedForms(const ParityConfig& config, const ParityRun& run) {
   EXPECT_EQ(run.tp.counted * mesh.tp * mesh.ep, form.tp * v * times) << run.order;
 }
 
-void ExpectHolds(const ParityConfig& config) {
+void ExpectHolds(ParityConfig config) {
+  config.judge_reference = true;
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
   const std::string text = ResultText(result);
   EXPECT_EQ(result.runs.size(), config.entries.size());
@@ -136,6 +137,7 @@ TEST(ParityTest, SwiGluWithBiasesAndNothingDropped) {
   config.base.model.expert_bias = true;
   config.base.model.capacity_factor = moe::Rational();
   config.base.model.z_coefficient = 0.01f;
+  config.judge_reference = true;
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
   EXPECT_TRUE(result.AllHold()) << ResultText(result);
   EXPECT_EQ(result.runs[0].dropped_routes, 0);
@@ -221,6 +223,7 @@ TEST(ParityTest, CountedBytesAreNotBelowTheBoundOfTheRouting) {
 TEST(ParityTest, NearTiesOfLowPrecisionAreCountedNotForgiven) {
   // In bf16 the router sees rounded activations, so some close scores change places.
   ParityConfig config = SmallConfig(2, 2, 4, {"reference"}, 6);
+  config.judge_reference = true;
   config.base.model.dtype = DType::kBF16;
   config.base.model.sequence = 48;
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));

@@ -15,6 +15,7 @@ ParityConfig SmallConfig(int tp, int ep, int dp, const std::vector<std::string>&
   model.experts = 4;
   config.base.mesh = {.tp = tp, .ep = ep, .dp = dp, .etp = tp};
   config.steps = steps;
+  config.judge_reference = false;
   for (const std::string& order : orders) {
     absl::StatusOr<ParityEntry> entry = NamedEntry(order, "flat");
     EK_CHECK_OK(entry);

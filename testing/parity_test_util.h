@@ -12,7 +12,8 @@
 
 namespace evenkeel::testutil {
 
-// A model of two layers, 16 wide, on a layout; every order under the flat policy, the first one the reference.
+// A model of two layers, 16 wide, on a layout; every order under the flat policy, the first one the reference. The
+// reference itself is not judged unless the caller says so.
 ParityConfig SmallConfig(int tp, int ep, int dp, const std::vector<std::string>& orders, int64_t steps = 3);
 
 // The licence texts.

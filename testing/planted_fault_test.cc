@@ -192,6 +192,7 @@ TEST(ModelTrailTest, Trail33_TheNumberOfExpertGroupsDoesNotScaleAnUpdate) {
   for (const int ep : {1, 2, 4}) {
     for (const char* order : {"reference", "unsharded"}) {
       ParityConfig config = SmallConfig(2, ep, 4, {order}, 6);
+      config.judge_reference = true;
       ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
       EXPECT_TRUE(result.AllHold()) << ResultText(result);
       losses.push_back(result.runs[0].loss.back());
@@ -222,6 +223,7 @@ TEST(ModelTrailTest, Trail38And41_TheNormIsOneNumberInEveryLayout) {
   std::vector<double> losses;
   for (const auto& [tp, ep] : std::vector<std::pair<int, int>>{{1, 1}, {1, 4}, {2, 2}, {4, 4}}) {
     ParityConfig config = SmallConfig(tp, ep, 4, {"fused"}, 6);
+    config.judge_reference = true;
     config.base.zero3.max_gradient_norm = 0.1;
     ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
     EXPECT_TRUE(result.AllHold()) << ResultText(result);
