@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/count_matrix.h"
 #include "evenkeel/comm/reduction.h"
+#include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/checked_math.h"
 #include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -100,6 +101,7 @@ CallPlan Judged(CallPlan plan, const absl::Status& status) {
   if (status.ok()) return plan;
   plan.bad_argument = status;
   plan.phases.clear();
+  plan.scratch.clear();
   return plan;
 }
 
@@ -141,6 +143,24 @@ PhasePlan ReducePhase(const std::byte* from, std::byte* into, const std::vector<
   return phase;
 }
 
+void AppendGather(const std::byte* block, std::byte* into, const std::vector<int64_t>& offsets, int64_t element_bytes,
+                  Place place, CallPlan* plan) {
+  if (place.grid != nullptr) {
+    plan->two_level = true;
+    return AppendTwoLevelGather(*place.grid, block, into, offsets, element_bytes, place, plan);
+  }
+  plan->phases.push_back(GatherPhase(block, into, offsets, element_bytes, place));
+}
+
+void AppendReduce(const std::byte* from, std::byte* into, const std::vector<int64_t>& offsets, int64_t element_bytes,
+                  Place place, CallPlan* plan) {
+  if (place.grid != nullptr && place.grid->nodes_are_subtrees()) {
+    plan->two_level = true;
+    return AppendTwoLevelReduce(*place.grid, from, into, offsets, element_bytes, place, plan);
+  }
+  plan->phases.push_back(ReducePhase(from, into, offsets, element_bytes, place));
+}
+
 struct Buffers {
   Extent send;
   Extent recv;
@@ -166,10 +186,8 @@ absl::Status FillAllReduce(const ConstTensorView& send, const TensorView& recv, 
   EK_RETURN_IF_ERROR(CheckPlacement("recv", buffers.recv, "send", buffers.send, 0, plan));
   const std::vector<int64_t> offsets = EvenOffsets(send.num_elements(), place.size);
   std::byte* const own = buffers.into() + offsets[place.rank] * buffers.element_bytes;
-  plan->phases.push_back(ReducePhase(buffers.send.data, own, offsets, buffers.element_bytes, place));
-  if (place.size > 1) {
-    plan->phases.push_back(GatherPhase(own, buffers.into(), offsets, buffers.element_bytes, place));
-  }
+  AppendReduce(buffers.send.data, own, offsets, buffers.element_bytes, place, plan);
+  if (place.size > 1) AppendGather(own, buffers.into(), offsets, buffers.element_bytes, place, plan);
   return absl::OkStatus();
 }
 
@@ -182,7 +200,7 @@ absl::Status FillGather(const ConstTensorView& send, const TensorView& recv, con
   EK_RETURN_IF_ERROR(CheckElements("recv", recv.num_elements(), offsets.back(), "all ranks' counts"));
   EK_RETURN_IF_ERROR(
       CheckPlacement("send", buffers.send, "recv", buffers.recv, offsets[place.rank] * buffers.element_bytes, plan));
-  plan->phases.push_back(GatherPhase(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place));
+  AppendGather(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place, plan);
   return absl::OkStatus();
 }
 
@@ -195,7 +213,7 @@ absl::Status FillReduceScatter(const ConstTensorView& send, const TensorView& re
   EK_RETURN_IF_ERROR(CheckElements("send", send.num_elements(), offsets.back(), "all ranks' counts"));
   EK_RETURN_IF_ERROR(
       CheckPlacement("recv", buffers.recv, "send", buffers.send, offsets[place.rank] * buffers.element_bytes, plan));
-  plan->phases.push_back(ReducePhase(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place));
+  AppendReduce(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place, plan);
   return absl::OkStatus();
 }
 
@@ -205,8 +223,20 @@ absl::Status FillExchange(const ConstTensorView& send, const std::vector<int64_t
   EK_RETURN_IF_ERROR(CheckElements("send", send.num_elements(), send_offsets.back(), "the sum of its counts"));
   EK_RETURN_IF_ERROR(CheckElements("recv", recv.num_elements(), recv_offsets.back(), "the sum of its counts"));
   EK_RETURN_IF_ERROR(CheckPlacement("recv", buffers.recv, "send", buffers.send, -1, plan));
-  PhasePlan phase = NewPhase(place.size);
   const int64_t b = buffers.element_bytes;
+  if (place.grid != nullptr) {
+    plan->two_level = true;
+    if (plan->operation == Operation::kAllToAll) {
+      const int64_t block = send_offsets[1];
+      AppendTwoLevelExchange(
+          *place.grid, buffers.send.data, buffers.into(), [block](int, int) { return block; }, b, place, plan);
+    } else {
+      plan->exchange_from = buffers.send.data;
+      plan->exchange_into = buffers.into();
+    }
+    return absl::OkStatus();
+  }
+  PhasePlan phase = NewPhase(place.size);
   for (int r = 0; r < place.size; ++r) {
     phase.sends[r] = {buffers.send.data + send_offsets[r] * b, (send_offsets[r + 1] - send_offsets[r]) * b};
     phase.receives[r] = {buffers.into() + recv_offsets[r] * b, (recv_offsets[r + 1] - recv_offsets[r]) * b};
@@ -305,6 +335,14 @@ bool AllCall(Operation operation, absl::Span<const Fingerprint> all) {
 }
 
 }  // namespace
+
+void CompletePlan(const Agreement& agreement, Place place, CallPlan* plan) {
+  if (!plan->two_level || plan->operation != Operation::kAllToAllV) return;
+  const int64_t* const rows = agreement.rows.data();
+  const auto count = [rows, place](int from, int to) { return rows[int64_t{from} * 2 * place.size + to]; };
+  AppendTwoLevelExchange(*place.grid, plan->exchange_from, plan->exchange_into, count,
+                         SizeOf(static_cast<DType>(plan->dtype)), place, plan);
+}
 
 std::vector<int64_t> EvenOffsets(int64_t n, int size) {
   std::vector<int64_t> offsets(size + 1);

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,10 +20,24 @@
 
 namespace evenkeel::comm {
 
+class NodeGrid;
+
 // This rank in its group.
 struct Place {
   int rank = 0;
   int size = 1;
+  const NodeGrid* grid = nullptr;  // set: use the two-level form where there is one
+};
+
+// Work on this rank's own memory before a phase.
+struct LocalStep {
+  enum class Kind { kCopy, kReduceToPartial, kReducePartials };  // see reduction.h
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;  // of a copy
+  int64_t bytes = 0;                // of a copy
+  int64_t elements = 0;             // of a reduction
+  std::vector<const void*> sources = {};
+  Kind kind = Kind::kCopy;
 };
 
 // One Phase of the transport, with the memory of its spans.
@@ -33,6 +48,8 @@ struct PhasePlan {
   std::byte* reduce_into = nullptr;
   int64_t block_bytes = 0;
   bool reduces = false;
+  std::vector<LocalStep> before = {};
+  bool is_local = false;  // only the local steps: no exchange
 };
 
 struct CallPlan {
@@ -46,6 +63,11 @@ struct CallPlan {
   bool in_place = false;
   absl::Status bad_argument;
   std::vector<PhasePlan> phases;
+  bool two_level = false;
+  std::vector<std::unique_ptr<std::byte[]>> scratch;  // what the phases of the two-level form go through
+  // The two-level all_to_all_v depends on everybody's counts: its phases are made by CompletePlan.
+  const std::byte* exchange_from = nullptr;
+  std::byte* exchange_into = nullptr;
   std::vector<int> members;  // of a pair: the group ranks behind its ranks 0 and 1; else empty
 };
 
@@ -68,6 +90,9 @@ CallPlan PlanRecv(const TensorView& recv, int peer, Place place);
 // Whether the ranks agree on `plan`, from what Agree gathered. Nothing when they do. `agreement` of a pair has two
 // ranks: one must send, the other receive.
 std::optional<Disagreement> Judge(const CallPlan& plan, const Agreement& agreement);
+
+// Adds the phases that depend on what the ranks agreed on, if there are any.
+void CompletePlan(const Agreement& agreement, Place place, CallPlan* plan);
 
 // n elements cut into `size` blocks whose lengths differ by at most one, longer ones first: the size + 1 offsets.
 std::vector<int64_t> EvenOffsets(int64_t n, int size);

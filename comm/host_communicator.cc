@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/reduction.h"
+#include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 
@@ -33,6 +35,7 @@ class Impl final : public Communicator {
         deadline_(options_.deadline),
         pair_sequences_(options_.group.size(), 0) {
     EK_CHECK(transport_ != nullptr || size() == 1);
+    if (options_.two_level) grid_ = NodeGrid::Create(options_.group, *options_.topology);
   }
 
   const Group& group() const override { return options_.group; }
@@ -108,7 +111,7 @@ class Impl final : public Communicator {
     Transport* transport_;
   };
 
-  Place place() const { return {options_.rank, size()}; }
+  Place place() const { return {options_.rank, size(), grid_.has_value() ? &*grid_ : nullptr}; }
   ErrorContext Context(const Call& call) const { return CallContext(group(), epoch(), rank(), call); }
 
   absl::Status Issue(CallPlan plan, Stream& stream) {
@@ -158,7 +161,7 @@ class Impl final : public Communicator {
     f.operation = static_cast<uint8_t>(plan.operation);
     f.dtype = plan.dtype;
     f.reduce_op = plan.reduce_op;
-    f.flags = plan.in_place ? kFlagInPlace : 0;
+    f.flags = static_cast<uint8_t>((plan.in_place ? kFlagInPlace : 0) | (plan.two_level ? kFlagTwoLevel : 0));
     f.root = plan.root;
     f.local_status = static_cast<uint32_t>(plan.bad_argument.code());
     f.group = group_digest_;
@@ -170,18 +173,20 @@ class Impl final : public Communicator {
     return SealFingerprint(f);
   }
 
-  absl::Status Execute(const CallPlan& plan, const Call& call, Transport* transport) {
+  absl::Status Execute(CallPlan& plan, const Call& call, Transport* transport) {
     if (absl::Status broken = status(); !broken.ok()) return BrokenGroupError(Context(call), broken);
     if (size() == 1) return plan.bad_argument.ok() ? Move(plan, call, nullptr) : FailOwn(call, plan.bad_argument);
     const absl::Status result = AgreeAndMove(plan, call, transport);
     return result.ok() ? result : Fail(result);
   }
 
-  absl::Status AgreeAndMove(const CallPlan& plan, const Call& call, Transport* transport) {
+  absl::Status AgreeAndMove(CallPlan& plan, const Call& call, Transport* transport) {
     const bool refuses = !plan.bad_argument.ok();
     Posting posting{.fingerprint = MakeFingerprint(plan, call), .row = plan.row};
     Phase first;
     if (!plan.phases.empty()) {
+      RunLocalSteps(plan, plan.phases.front());
+      plan.phases.front().before.clear();
       first = SpansOf(plan.phases.front());
       posting.first = &first;
     }
@@ -197,7 +202,26 @@ class Impl final : public Communicator {
       return TransportError(odd->code, std::move(context), odd->what);
     }
     if (plan.members.empty()) options_.ledger->AddCollective(group().axis);
+    CompletePlan(agreement, place(), &plan);
     return Move(plan, call, transport);
+  }
+
+  void RunLocalSteps(const CallPlan& plan, const PhasePlan& phase) const {
+    const auto dtype = static_cast<DType>(plan.dtype);
+    const auto op = static_cast<ReduceOp>(plan.reduce_op);
+    for (const LocalStep& step : phase.before) {
+      switch (step.kind) {
+        case LocalStep::Kind::kCopy:
+          std::memcpy(step.to, step.from, static_cast<size_t>(step.bytes));
+          break;
+        case LocalStep::Kind::kReduceToPartial:
+          ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
+          break;
+        case LocalStep::Kind::kReducePartials:
+          ReducePartials(dtype, op, step.sources, size(), step.to, step.elements);
+          break;
+      }
+    }
   }
 
   static Phase SpansOf(const PhasePlan& plan) {
@@ -212,6 +236,8 @@ class Impl final : public Communicator {
   absl::Status Move(const CallPlan& plan, const Call& call, Transport* transport) {
     const int self = transport == nullptr ? 0 : transport->rank();
     for (const PhasePlan& step : plan.phases) {
+      RunLocalSteps(plan, step);
+      if (step.is_local) continue;
       if (!step.reduces) CopyOwnBlock(step, self);
       Book(plan, step, self);
       Phase phase = SpansOf(step);
@@ -222,7 +248,8 @@ class Impl final : public Communicator {
       };
       const CombineFn combine(reduce);
       if (step.reduces) phase.combine = &combine;
-      phase.more_follows = &step != &plan.phases.back();
+      phase.more_follows = std::any_of(&step + 1, plan.phases.data() + plan.phases.size(),
+                                       [](const PhasePlan& later) { return !later.is_local; });
       if (transport != nullptr) {
         EK_RETURN_IF_ERROR(transport->Exchange(call, phase));
       } else if (step.reduces && step.block_bytes > 0) {
@@ -253,6 +280,7 @@ class Impl final : public Communicator {
   const HostCommunicator::Options options_;
   const std::unique_ptr<Transport> transport_;
   const uint64_t group_digest_;
+  std::optional<NodeGrid> grid_;
   absl::Duration deadline_;
   int64_t sequence_ = 0;
   std::vector<int64_t> pair_sequences_;

@@ -185,7 +185,7 @@ class InProcessTransport final : public Transport {
     posted.fingerprints[rank_] = posting.fingerprint;
     std::copy(posting.row.begin(), posting.row.end(), posted.rows.begin() + int64_t{rank_} * 2 * size());
     shared_->PostBlocks(posting_, rank_, posting.first);
-    is_posted_ = true;
+    is_posted_ = posting.first != nullptr;
     EK_RETURN_IF_ERROR(Meet(call));
     agreement->fingerprints = posted.fingerprints;
     agreement->rows = posted.rows;

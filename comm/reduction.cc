@@ -163,43 +163,73 @@ void Subtree(const void* const* sources, int length, int64_t begin, typename Sto
   Direct<A, A, Op, 2, false>(halves, 0, out, n, 1);
 }
 
-template <typename T, typename Op, bool kDivide>
-void Reduce(absl::Span<const void* const> sources, void* out, int64_t n) {
+// In is T, or the accumulator of T where the sources are partial results.
+template <typename In, typename T, typename Op, bool kDivide>
+void Reduce(absl::Span<const void* const> sources, int divisor, void* out, int64_t n) {
   using A = typename Stored<T>::Accumulator;
   const int length = static_cast<int>(sources.size());
-  if (length <= kMaxDirect) return DirectAny<T, T, Op, kDivide>(sources.data(), length, 0, out, n, length);
+  if (length <= kMaxDirect) return DirectAny<In, T, Op, kDivide>(sources.data(), length, 0, out, n, divisor);
   A left[kBlock], right[kBlock];
   const int split = SplitOf(length);
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = std::min(kBlock, n - begin);
-    Subtree<T, Op>(sources.data(), split, begin, left, count);
-    Subtree<T, Op>(sources.data() + split, length - split, begin, right, count);
+    Subtree<In, Op>(sources.data(), split, begin, left, count);
+    Subtree<In, Op>(sources.data() + split, length - split, begin, right, count);
     const void* const halves[] = {left, right};
-    Direct<A, T, Op, 2, kDivide>(halves, 0, static_cast<typename Stored<T>::Bits*>(out) + begin, count, length);
+    Direct<A, T, Op, 2, kDivide>(halves, 0, static_cast<typename Stored<T>::Bits*>(out) + begin, count, divisor);
   }
 }
 
-template <typename T>
-void ReduceTyped(ReduceOp op, absl::Span<const void* const> sources, void* out, int64_t n) {
+template <typename In, typename T, bool kAverages>
+void ReduceTyped(ReduceOp op, absl::Span<const void* const> sources, int divisor, void* out, int64_t n) {
+  constexpr bool kFloating = std::is_floating_point_v<typename Stored<T>::Accumulator>;
   switch (op) {
     case ReduceOp::kSum:
-      return Reduce<T, Sum, false>(sources, out, n);
+      return Reduce<In, T, Sum, false>(sources, divisor, out, n);
     case ReduceOp::kMax:
-      return Reduce<T, Max, false>(sources, out, n);
+      return Reduce<In, T, Max, false>(sources, divisor, out, n);
     case ReduceOp::kMin:
-      return Reduce<T, Min, false>(sources, out, n);
+      return Reduce<In, T, Min, false>(sources, divisor, out, n);
     case ReduceOp::kAvg:
-      if constexpr (std::is_floating_point_v<typename Stored<T>::Accumulator>) {
-        return Reduce<T, Sum, true>(sources, out, n);
-      }
+      if constexpr (kFloating) return Reduce<In, T, Sum, kAverages>(sources, divisor, out, n);
       break;
     case ReduceOp::kBitOr:
-      if constexpr (!std::is_floating_point_v<typename Stored<T>::Accumulator>) {
-        return Reduce<T, BitOr, false>(sources, out, n);
-      }
+      if constexpr (!kFloating) return Reduce<In, T, BitOr, false>(sources, divisor, out, n);
       break;
   }
   EK_CHECK(false && "operator not offered for this dtype");
+}
+
+enum class Step { kWhole, kToPartial, kFromPartials };
+
+template <typename T>
+void ReduceStep(Step step, ReduceOp op, absl::Span<const void* const> sources, int num_ranks, void* out, int64_t n) {
+  using A = typename Stored<T>::Accumulator;
+  if (step == Step::kWhole) return ReduceTyped<T, T, true>(op, sources, num_ranks, out, n);
+  if (step == Step::kToPartial) return ReduceTyped<T, A, false>(op, sources, num_ranks, out, n);
+  return ReduceTyped<A, T, true>(op, sources, num_ranks, out, n);
+}
+
+void ReduceAny(Step step, DType dtype, ReduceOp op, absl::Span<const void* const> sources, int num_ranks, void* out,
+               int64_t n) {
+  EK_CHECK(!sources.empty());
+  if (n == 0) return;
+  switch (dtype) {
+    case DType::kF32:
+      return ReduceStep<float>(step, op, sources, num_ranks, out, n);
+    case DType::kBF16:
+      return ReduceStep<BF16>(step, op, sources, num_ranks, out, n);
+    case DType::kF64:
+      return ReduceStep<double>(step, op, sources, num_ranks, out, n);
+    case DType::kI32:
+      return ReduceStep<int32_t>(step, op, sources, num_ranks, out, n);
+    case DType::kI64:
+      return ReduceStep<int64_t>(step, op, sources, num_ranks, out, n);
+    case DType::kU8:
+      return ReduceStep<uint8_t>(step, op, sources, num_ranks, out, n);
+    case DType::kF16:
+      return ReduceStep<F16>(step, op, sources, num_ranks, out, n);
+  }
 }
 
 }  // namespace
@@ -223,28 +253,22 @@ absl::Status CheckReduction(DType dtype, ReduceOp op) {
 }
 
 void ReduceCanonical(DType dtype, ReduceOp op, absl::Span<const void* const> sources, void* out, int64_t n) {
-  EK_CHECK(!sources.empty());
-  if (n == 0) return;
-  if (sources.size() == 1) {
+  if (sources.size() == 1 && n > 0) {
     if (out != sources[0]) std::memcpy(out, sources[0], static_cast<size_t>(n * SizeOf(dtype)));
     return;
   }
-  switch (dtype) {
-    case DType::kF32:
-      return ReduceTyped<float>(op, sources, out, n);
-    case DType::kBF16:
-      return ReduceTyped<BF16>(op, sources, out, n);
-    case DType::kF64:
-      return ReduceTyped<double>(op, sources, out, n);
-    case DType::kI32:
-      return ReduceTyped<int32_t>(op, sources, out, n);
-    case DType::kI64:
-      return ReduceTyped<int64_t>(op, sources, out, n);
-    case DType::kU8:
-      return ReduceTyped<uint8_t>(op, sources, out, n);
-    case DType::kF16:
-      return ReduceTyped<F16>(op, sources, out, n);
-  }
+  ReduceAny(Step::kWhole, dtype, op, sources, static_cast<int>(sources.size()), out, n);
+}
+
+int64_t AccumulatorBytes(DType dtype) { return std::max<int64_t>(SizeOf(dtype), IsFloating(dtype) ? 4 : 1); }
+
+void ReduceToPartial(DType dtype, ReduceOp op, absl::Span<const void* const> sources, void* partial, int64_t n) {
+  ReduceAny(Step::kToPartial, dtype, op, sources, 1, partial, n);
+}
+
+void ReducePartials(DType dtype, ReduceOp op, absl::Span<const void* const> partials, int num_ranks, void* out,
+                    int64_t n) {
+  ReduceAny(Step::kFromPartials, dtype, op, partials, num_ranks, out, n);
 }
 
 }  // namespace evenkeel::comm

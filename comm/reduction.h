@@ -32,6 +32,14 @@ absl::Status CheckReduction(DType dtype, ReduceOp op);
 // At least one source; CheckReduction(dtype, op) must be OK. One source is copied (kAvg of one rank is the value).
 void ReduceCanonical(DType dtype, ReduceOp op, absl::Span<const void* const> sources, void* out, int64_t n);
 
+// The same in two steps, for trees whose subtrees are reduced in different places. Partial results are accumulators:
+// f32 for 16-bit types, else the dtype itself, AccumulatorBytes each. kAvg sums in both and divides by `num_ranks`, the
+// number of leaves of the whole tree, in the second.
+int64_t AccumulatorBytes(DType dtype);
+void ReduceToPartial(DType dtype, ReduceOp op, absl::Span<const void* const> sources, void* partial, int64_t n);
+void ReducePartials(DType dtype, ReduceOp op, absl::Span<const void* const> partials, int num_ranks, void* out,
+                    int64_t n);
+
 }  // namespace evenkeel::comm
 
 #endif  // EVENKEEL_COMM_REDUCTION_H_

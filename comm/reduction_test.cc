@@ -282,6 +282,49 @@ TEST(ReductionTest, C18_ChunkingChangesNothing) {
   }
 }
 
+// Subtrees reduced apart, then together: the bits of the whole tree.
+TEST(ReductionTest, C18_PartialsGiveTheBitsOfTheWhole) {
+  constexpr int64_t kN = 2050;
+  for (const DType dtype : kAllDTypes) {
+    for (const int nodes : {2, 3, 5, 6}) {
+      for (const int per_node : {1, 2, 4, 8}) {
+        std::vector<std::vector<uint8_t>> sources(nodes * per_node, std::vector<uint8_t>(kN * SizeOf(dtype)));
+        std::vector<const void*> pointers;
+        for (int r = 0; r < nodes * per_node; ++r) {
+          for (int64_t i = 0; i < kN; ++i) {
+            const float value = Value<float>(r, i);
+            const BF16 narrow(value);
+            const F16 half(value);
+            const double wide = value * 1.0000001;
+            const int64_t bits = Value<int64_t>(r, i);
+            const void* const element = dtype == DType::kF32    ? static_cast<const void*>(&value)
+                                        : dtype == DType::kBF16 ? static_cast<const void*>(&narrow)
+                                        : dtype == DType::kF16  ? static_cast<const void*>(&half)
+                                        : dtype == DType::kF64  ? static_cast<const void*>(&wide)
+                                                                : static_cast<const void*>(&bits);
+            std::memcpy(sources[r].data() + i * SizeOf(dtype), element, SizeOf(dtype));
+          }
+          pointers.push_back(sources[r].data());
+        }
+        for (const ReduceOp op : kAllReduceOps) {
+          if (!CheckReduction(dtype, op).ok()) continue;
+          std::vector<uint8_t> whole(kN * SizeOf(dtype)), joined(kN * SizeOf(dtype));
+          ReduceCanonical(dtype, op, pointers, whole.data(), kN);
+          std::vector<std::vector<uint8_t>> partials(nodes, std::vector<uint8_t>(kN * AccumulatorBytes(dtype)));
+          std::vector<const void*> partial_pointers;
+          for (int node = 0; node < nodes; ++node) {
+            ReduceToPartial(dtype, op, absl::MakeSpan(pointers).subspan(node * per_node, per_node),
+                            partials[node].data(), kN);
+            partial_pointers.push_back(partials[node].data());
+          }
+          ReducePartials(dtype, op, partial_pointers, nodes * per_node, joined.data(), kN);
+          EXPECT_EQ(whole, joined) << DTypeName(dtype) << " " << ReduceOpName(op) << " " << nodes << "x" << per_node;
+        }
+      }
+    }
+  }
+}
+
 TEST(ReductionTest, RefusesWhatIsNotOffered) {
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
   EXPECT_THAT(CheckReduction(DType::kF32, ReduceOp::kBitOr), StatusIs(kBad, HasSubstr("bitor is not offered for f32")));

@@ -27,6 +27,8 @@ struct ConformanceOptions {
   // Elements of the largest blocks: above every eager limit and piece size of the backend.
   int64_t large = 20011;
   HostDevice::StreamMode stream_mode = HostDevice::StreamMode::kInline;
+  // The world uses the two-level form, which books other bytes than the direct one.
+  bool two_level = false;
 };
 
 struct ConformanceCase {

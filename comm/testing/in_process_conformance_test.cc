@@ -7,26 +7,39 @@
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/conformance.h"
 #include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/comm/topology.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::comm {
 namespace {
 
-enum class Form { kInline, kWorker, kNoEager };
+enum class Form { kInline, kWorker, kNoEager, kTwoLevel, kTwoLevelNoEager };
 
 ConformanceOptions OptionsOf(Form form) {
   ConformanceOptions options;
   if (form == Form::kWorker) options.stream_mode = HostDevice::StreamMode::kWorker;
   if (form != Form::kInline) options.large = 3001;
+  options.two_level = form == Form::kTwoLevel || form == Form::kTwoLevelNoEager;
   return options;
 }
 
 class InProcessConformanceTest : public ::testing::TestWithParam<std::tuple<int, Form>> {};
 
+// Ranks on nodes in turn, unlike the consecutive blocks of the other worlds of two levels.
+Topology Interleaved(int ranks) {
+  std::vector<int> nodes(ranks);
+  for (int rank = 0; rank < ranks; ++rank) nodes[rank] = rank % 3;
+  return Topology(nodes);
+}
+
 void RunCases(int ranks, Form form, const std::vector<ConformanceCase>& cases) {
   InProcessOptions options{.world_size = ranks, .deadline = absl::Seconds(20)};
-  if (form == Form::kNoEager) options.eager_bytes = 0;
+  if (form == Form::kNoEager || form == Form::kTwoLevelNoEager) options.eager_bytes = 0;
+  if (OptionsOf(form).two_level) {
+    options.two_level = true;
+    options.topology = ranks == 9 ? Interleaved(ranks) : *Topology::Blocks(ranks, ranks == 6 ? 3 : 2);
+  }
   for (const ConformanceCase& c : cases) {
     if (ranks < c.min_world) continue;
     ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create(options));
@@ -41,7 +54,7 @@ TEST_P(InProcessConformanceTest, Operations) {
 }
 
 std::string NameOf(const ::testing::TestParamInfo<std::tuple<int, Form>>& info) {
-  const char* const forms[] = {"Inline", "Worker", "NoEager"};
+  const char* const forms[] = {"Inline", "Worker", "NoEager", "TwoLevel", "TwoLevelNoEager"};
   return absl::StrCat("Ranks", std::get<0>(info.param), forms[static_cast<int>(std::get<1>(info.param))]);
 }
 
@@ -52,6 +65,12 @@ INSTANTIATE_TEST_SUITE_P(Worlds, InProcessConformanceTest,
 INSTANTIATE_TEST_SUITE_P(Forms, InProcessConformanceTest,
                          ::testing::Combine(::testing::Values(2, 3, 5),
                                             ::testing::Values(Form::kWorker, Form::kNoEager)),
+                         NameOf);
+
+// 4 and 8 ranks: nodes of 2; 5: not a grid, so direct; 6: nodes of 3, whose sums are no subtrees; 9: interleaved.
+INSTANTIATE_TEST_SUITE_P(TwoLevels, InProcessConformanceTest,
+                         ::testing::Combine(::testing::Values(4, 5, 6, 8, 9),
+                                            ::testing::Values(Form::kTwoLevel, Form::kTwoLevelNoEager)),
                          NameOf);
 
 // One test a row of the fault table.
