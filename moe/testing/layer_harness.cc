@@ -158,6 +158,7 @@ class RankRunner {
     config.router.capacity.mode = c_.mode;
     EK_ASSIGN_OR_RETURN(config.router.capacity.factor, Rational::FromDouble(c_.capacity_factor));
     config.router.capacity.min_capacity = c_.min_capacity;
+    if (c_.router) c_.router(&config.router);
     config.ffn = c_.ffn;
     config.activation = c_.activation;
     config.bias = c_.bias;
@@ -239,7 +240,12 @@ class RankRunner {
     const int64_t base = counters.Snapshot().live_bytes;
     comm::LedgerCounts before = backend_.ledger().Snapshot();
     counters.ResetPeak();
-    EK_RETURN_IF_ERROR(layer_->Forward(weights, t_.x.view(), t_.y.view(), {}, &tape_, *stream_));
+    if (c_.mask) mask_ = c_.mask(out_.replica);
+    MoeCall call;
+    call.step = {.training = true, .seed = c_.seed, .step = 3, .source = static_cast<uint64_t>(out_.replica)};
+    call.token_mask = c_.mask ? mask_.data() : nullptr;
+    call.replay = c_.replay ? c_.replay(out_.replica) : nullptr;
+    EK_RETURN_IF_ERROR(layer_->Forward(weights, t_.x.view(), t_.y.view(), call, &tape_, *stream_));
     EK_RETURN_IF_ERROR(stream_->Synchronize());
     out_.counted_memory.forward_peak = counters.Snapshot().peak_live_bytes - base;
     out_.counted_memory.tape = counters.Snapshot().live_bytes - base;
@@ -280,6 +286,7 @@ class RankRunner {
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<comm::Communicator> tp_, ep_, control_tp_, control_ep_;
+  std::vector<uint8_t> mask_;
   std::unique_ptr<MoeLayer> layer_;
   MoeTape tape_;
   RankTensors t_;

@@ -15,6 +15,8 @@
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/moe/moe_layer.h"
+#include "evenkeel/moe/router_config.h"
+#include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/runtime/device/host_device.h"
 
 namespace evenkeel::moe {
@@ -44,6 +46,12 @@ struct LayerCase {
   // Forces experts: added to the data so that routing is skewed. -1: none.
   int favourite_expert = -1;
   bool control_groups = true;
+  // Changes the router's configuration. Null: top-k softmax as above.
+  std::function<void(RouterConfig*)> router = nullptr;
+  // Per data-parallel replica: 1 for the tokens that count. Null: all.
+  std::function<std::vector<uint8_t>(int replica)> mask = nullptr;
+  // Per replica: routes to be used instead of choosing. Null: none.
+  std::function<const RoutingDecision*(int replica)> replay = nullptr;
   // Added to one element before the run: for finite differences.
   std::string perturb = {};  // "x", "router", "w_in", "w_gate", "w_out", "b_in", "b_gate", "b_out"
   int64_t perturb_index = 0;
