@@ -330,6 +330,9 @@ absl::Status Coordinator::JoinUnits(absl::Span<const int> units) {
       waited.push_back(state.ready);
       EK_RETURN_IF_ERROR(compute_->Wait(state.ready));
     }
+    if (check_ != nullptr && check_->wants(u)) {
+      EK_RETURN_IF_ERROR(check_->Add(u, state.gatherer->views(), *compute_));
+    }
     if (!state.transient) continue;
     state.transient = false;
     GiveBack(u, state.unit->layout().transient_bytes);
@@ -529,6 +532,11 @@ absl::Status Coordinator::UseTrace(absl::string_view name) {
 void Coordinator::WeightsChanged() {
   absl::MutexLock lock(&mutex_);
   persistent_stale_ = true;
+}
+
+void Coordinator::UseReplicaCheck(ReplicaCheck* check) {
+  absl::MutexLock lock(&mutex_);
+  check_ = check;
 }
 
 bool Coordinator::trace_complete() const {

@@ -25,6 +25,7 @@
 #include "evenkeel/zero3/fetch_plan.h"
 #include "evenkeel/zero3/fetch_policy.h"
 #include "evenkeel/zero3/leaf_selection.h"
+#include "evenkeel/zero3/replica_check.h"
 #include "evenkeel/zero3/unit.h"
 
 namespace evenkeel::zero3 {
@@ -78,6 +79,8 @@ class Coordinator {
   absl::Status UseTrace(absl::string_view name);
   // The shards have changed: persistent units are gathered anew at the next Fetch.
   void WeightsChanged();
+  // From now on every unit's first gather is digested into `check`; null: no more.
+  void UseReplicaCheck(ReplicaCheck* check);
   bool trace_complete() const;
   // The plan being walked, as text; empty while recording.
   std::string PlanText() const;
@@ -178,6 +181,7 @@ class Coordinator {
   uint64_t waited_number_ ABSL_GUARDED_BY(mutex_) = 0;  // releases that the comm stream has waited for
   std::vector<int> reclaim_ ABSL_GUARDED_BY(mutex_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  ReplicaCheck* check_ ABSL_GUARDED_BY(mutex_) = nullptr;
   CoordinatorCounts counts_ ABSL_GUARDED_BY(mutex_);
 };
 

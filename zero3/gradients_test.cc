@@ -330,5 +330,33 @@ TEST(GradientsTest, C37_ChangedShardStopsEveryRankBeforeTheStep) {
   EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kDataLoss, HasSubstr("layers.1")));
 }
 
+// One bit of one replica flips: all ranks stop, the parameter and the odd rank are named. Replicated weights over DP,
+// TP-replicated shards over the lanes.
+TEST(GradientsTest, C36_DriftedReplicasAreNamed) {
+  for (const bool lanes : {false, true}) {
+    ToyConfig config = IntegerConfig({.tp = lanes ? 2 : 1, .ep = 1, .dp = 3, .etp = 1});
+    config.mesh.etp = config.mesh.tp;
+    config.options.policy = lanes ? "flat" : "replicated";
+    config.options.replica_check_interval = 2;
+    config.steps = 4;
+    ASSERT_OK(RunToy(config));
+    config.before_step = [](int step, int rank, PartitionedModel& model) -> absl::Status {
+      if (step != 1 || rank != 1) return absl::OkStatus();
+      for (const StateTensor& tensor : model.StateTensors()) {
+        const std::string& name = model.parameters()[static_cast<size_t>(tensor.parameter)].name;
+        if (tensor.fragments.empty() || name != "layers.1.norm") continue;
+        *static_cast<unsigned char*>(tensor.fragments[0].data.raw()) ^= 1;
+      }
+      return absl::OkStatus();
+    };
+    ToyRun run;
+    const std::vector<absl::Status> statuses = RunToyStatuses(config, &run);
+    for (const absl::Status& status : statuses) EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kDataLoss, HasSubstr("copies of layers.1")));
+    EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 1 has digest")));
+    EXPECT_LE(run.ranks[0].steps.size(), 3u);
+  }
+}
+
 }  // namespace
 }  // namespace evenkeel::zero3

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/runtime/device/device.h"
 
 namespace evenkeel::zero3 {
 
@@ -49,6 +50,13 @@ struct PartitionedModelOptions {
   int max_skipped_in_a_row = 10;
   // Keep a digest of every weight shard and verify it before every step: DataLoss instead of a step when it changed.
   bool verify_shards = false;
+  // Every so many steps, compare digests of gathered leaves, replicated weights and TP-replicated shards between ranks:
+  // DataLoss instead of a step when they differ (0: never).
+  int replica_check_interval = 0;
+  // Where f32 masters and optimizer states live, and, with offload_weights, the weight shards: memory beside the
+  // device's, such as a MappedFileDevice. Outlives the model. Null: the device itself. Changes no bit.
+  Device* offload_device = nullptr;
+  bool offload_weights = false;
   // Fill released memory of the plan with NaN, so that a use after release shows. Costs one fill per release.
   bool poison_released = false;
 };

@@ -13,6 +13,7 @@
 #include "evenkeel/zero3/fetch_policy.h"
 #include "evenkeel/zero3/gradient_reducer.h"
 #include "evenkeel/zero3/policy_layouts.h"
+#include "evenkeel/zero3/replica_check.h"
 #include "evenkeel/zero3/sharded_optimizer.h"
 #include "evenkeel/zero3/unit.h"
 
@@ -98,9 +99,14 @@ class PartitionedModel::Impl {
  private:
   absl::Status CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups);
   absl::Status FlushRest();
+  void PrepareReplicaCheck();
   TensorView FragmentView(const Unit& unit, const ShardFragment& f, TensorKind kind, int state) const;
 
   std::vector<Home> homes_;
+  std::unique_ptr<ReplicaCheck> replica_check_;
+  int check_interval_ = 0;
+  int64_t steps_seen_ = 0;
+  bool check_due_ = false;
   std::vector<std::vector<bool>> flushed_;  // [unit][leaf of the unit], in this micro-batch
   std::vector<bool> reduced_;               // [unit] at least once in this step
   std::vector<std::vector<TensorView>> leaf_gradients_;
@@ -135,6 +141,9 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
   EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
   for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->Initialize(options.seed, *comm));
   optimizer->RememberShards();
+  replica_check_ = std::make_unique<ReplicaCheck>(all, groups, device, compute, comm);
+  check_interval_ = options.replica_check_interval;
+  PrepareReplicaCheck();
   leaf_gradients_.resize(leaves.size());
   return absl::OkStatus();
 }
@@ -142,10 +151,12 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
 absl::Status PartitionedModel::Impl::CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups) {
   const PersistenceOptions persistence{options.persistent_elements, options.max_persistent_bytes};
   homes_.assign(parameters.size(), Home());
+  Device* const offload = options.offload_device != nullptr ? options.offload_device : device_;
+  const UnitDevices devices{options.offload_weights ? offload : device_, device_, offload};
   for (UnitMembers& members : BuildUnits(parameters, leaves, persistence)) {
     comm::Communicator* group = members.family == Family::kExpert ? groups.edp : groups.dp;
     EK_ASSIGN_OR_RETURN(std::unique_ptr<Unit> unit, Unit::Create(std::move(members), parameters, *policy, group,
-                                                                 static_cast<int>(state_names.size()), device_));
+                                                                 static_cast<int>(state_names.size()), devices));
     for (size_t i = 0; i < unit->members().parameters.size(); ++i) {
       homes_[static_cast<size_t>(unit->members().parameters[i])] = {static_cast<int>(units.size()),
                                                                     static_cast<int>(i)};
@@ -208,9 +219,19 @@ absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   EK_RETURN_IF_ERROR(comm_->Synchronize());
   EK_RETURN_IF_ERROR(coordinator->EndPass());
-  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step());
+  absl::Status replicas;
+  if (check_due_) EK_RETURN_IF_ERROR(replica_check_->Compare(&replicas));
+  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step(replicas));
   if (result.stepped) coordinator->WeightsChanged();
+  PrepareReplicaCheck();
   return result;
+}
+
+// Steps are counted alike on all ranks, so they check in the same ones.
+void PartitionedModel::Impl::PrepareReplicaCheck() {
+  check_due_ = check_interval_ > 0 && ++steps_seen_ % check_interval_ == 0;
+  if (check_due_) replica_check_->Begin();
+  coordinator->UseReplicaCheck(check_due_ ? replica_check_.get() : nullptr);
 }
 
 absl::Status PartitionedModel::Impl::ZeroGradients() {

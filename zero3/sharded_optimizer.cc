@@ -19,6 +19,7 @@ namespace {
 // Bits of the vote.
 constexpr int64_t kNonFinite = 1;
 constexpr int64_t kShardChanged = 2;
+constexpr int64_t kReplicasDiffer = 4;
 
 ErrorContext Where(const ModelGroups& groups) {
   ErrorContext where;
@@ -163,13 +164,18 @@ absl::StatusOr<double> ShardedOptimizer::GlobalNorm(Sums& sums) {
   return total.Norm();
 }
 
-absl::StatusOr<StepResult> ShardedOptimizer::Step() {
+absl::StatusOr<StepResult> ShardedOptimizer::Step(const absl::Status& replicas) {
   Sums sums;
   const int64_t non_finite = AddLocalSquares(sums);
   std::vector<std::string> changed;
   if (verify_shards_) EK_RETURN_IF_ERROR(FindChangedShards(changed));
-  EK_ASSIGN_OR_RETURN(const int64_t votes,
-                      Vote((non_finite > 0 ? kNonFinite : 0) | (changed.empty() ? 0 : kShardChanged)));
+  const int64_t flags =
+      (non_finite > 0 ? kNonFinite : 0) | (changed.empty() ? 0 : kShardChanged) | (replicas.ok() ? 0 : kReplicasDiffer);
+  EK_ASSIGN_OR_RETURN(const int64_t votes, Vote(flags));
+  if ((votes & kReplicasDiffer) != 0) {
+    return replicas.ok() ? MakeError(absl::StatusCode::kDataLoss, Where(groups_), "replicas of other ranks differ")
+                         : replicas;
+  }
   if ((votes & kShardChanged) != 0) return ReportChangedShards(changed);
   if ((votes & kNonFinite) != 0) return Skip();
   StepResult result;

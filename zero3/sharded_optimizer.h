@@ -36,7 +36,8 @@ class ShardedOptimizer {
 
   // Both streams are idle and every unit is reduced. Collective over all groups. On return gradients are zero.
   // Aborted after max_skipped_in_a_row skipped steps; DataLoss where a rank found a shard changed since the last step.
-  absl::StatusOr<StepResult> Step();
+  // `replicas`: what a comparison of replicas found on this rank; DataLoss on all ranks when it is not OK anywhere.
+  absl::StatusOr<StepResult> Step(const absl::Status& replicas);
   absl::Status ZeroGradients();
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   int64_t step() const { return step_; }

@@ -90,7 +90,7 @@ std::vector<UnitMembers> BuildUnits(absl::Span<const ParameterSpec> parameters, 
 
 absl::StatusOr<std::unique_ptr<Unit>> Unit::Create(UnitMembers members, absl::Span<const ParameterSpec> all,
                                                    const FetchPolicy& policy, comm::Communicator* group, int num_states,
-                                                   Device* device) {
+                                                   const UnitDevices& devices) {
   std::unique_ptr<Unit> unit(new Unit);
   unit->members_ = std::move(members);
   for (int p : unit->members_.parameters) unit->specs_.push_back(all[static_cast<size_t>(p)]);
@@ -103,13 +103,13 @@ absl::StatusOr<std::unique_ptr<Unit>> Unit::Create(UnitMembers members, absl::Sp
     if (spec.dtype == DType::kF64) unit->gradient_dtype_ = DType::kF64;
   }
   const int64_t element = SizeOf(unit->gradient_dtype_);
-  EK_ASSIGN_OR_RETURN(unit->weights_, AllocateZero(device, unit->layout_.shard_bytes, 1));
-  EK_ASSIGN_OR_RETURN(unit->gradients_, AllocateZero(device, unit->gradient_count(), element));
+  EK_ASSIGN_OR_RETURN(unit->weights_, AllocateZero(devices.weights, unit->layout_.shard_bytes, 1));
+  EK_ASSIGN_OR_RETURN(unit->gradients_, AllocateZero(devices.gradients, unit->gradient_count(), element));
   if (unit->has_master_) {
-    EK_ASSIGN_OR_RETURN(unit->masters_, AllocateZero(device, unit->gradient_count(), element));
+    EK_ASSIGN_OR_RETURN(unit->masters_, AllocateZero(devices.states, unit->gradient_count(), element));
   }
   for (int s = 0; s < num_states; ++s) {
-    EK_ASSIGN_OR_RETURN(Buffer state, AllocateZero(device, unit->gradient_count(), element));
+    EK_ASSIGN_OR_RETURN(Buffer state, AllocateZero(devices.states, unit->gradient_count(), element));
     unit->states_.push_back(std::move(state));
   }
   unit->BuildRuns();

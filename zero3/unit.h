@@ -50,13 +50,20 @@ struct OptimizerRun {
   int64_t count = 0;
 };
 
+// Where the shards of a unit live.
+struct UnitDevices {
+  Device* weights = nullptr;
+  Device* gradients = nullptr;
+  Device* states = nullptr;  // masters and optimizer states
+};
+
 // The shards of one unit on one rank. Not thread-safe.
 class Unit {
  public:
   // `group`: the family's group of this rank; null for a group of one. Allocates the shards (zero).
   static absl::StatusOr<std::unique_ptr<Unit>> Create(UnitMembers members, absl::Span<const ParameterSpec> all,
                                                       const FetchPolicy& policy, comm::Communicator* group,
-                                                      int num_states, Device* device);
+                                                      int num_states, const UnitDevices& devices);
 
   const UnitMembers& members() const { return members_; }
   const std::string& name() const { return members_.name; }
