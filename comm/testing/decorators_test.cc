@@ -1,3 +1,4 @@
+// The decorators of this folder: what they record, trace and break, and what they leave alone.
 #include <memory>
 #include <string>
 #include <vector>
