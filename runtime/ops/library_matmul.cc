@@ -1,12 +1,18 @@
 // oneDNN's matmul primitive through its C interface (no exceptions), one thread per call. Making a primitive costs
 // about 0.15 ms the first time and microseconds from the library's own cache, so each thread keeps those it has used.
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/base/const_init.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/matmul.h"
 #include "oneapi/dnnl/dnnl.h"
@@ -146,6 +152,52 @@ absl::Status LibraryError(absl::string_view what, const MatmulShape& shape) {
                                           " transposes ", shape.transpose_a, shape.transpose_b));
 }
 
+// True when the library takes B of this kind for any number of rows.
+bool TakesAnyRows(MatmulShape shape) {
+  const OneThread one_thread;
+  for (int64_t m : {int64_t{1}, int64_t{64}, int64_t{4096}}) {
+    shape.m = m;
+    if (Describe(shape) == nullptr) return false;
+  }
+  return true;
+}
+
+// Tries on this machine what the kernel's construction promises: rows alone and among others have the same bits.
+bool RowsAreIndependent(MatmulShape shape) {
+  constexpr int64_t kRows = 48;
+  std::vector<float> a(kRows * shape.k), b(shape.k * shape.n), all(kRows * shape.n), some(kRows * shape.n);
+  uint32_t state = 1;
+  const auto fill = [&state](std::vector<float>& values) {
+    for (float& value : values) {
+      state = state * 1664525u + 1013904223u;  // the generator of "Numerical Recipes"
+      value = static_cast<float>(state >> 8) * 0x1p-24f - 0.5f;
+    }
+  };
+  fill(a);
+  fill(b);
+  shape.m = kRows;
+  if (!LibraryMatmul(shape, a.data(), b.data(), all.data()).ok()) return false;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {29, 1}, {3, 7}, {10, 17}, {1, 32}}) {
+    shape.m = count;
+    if (!LibraryMatmul(shape, a.data() + first * shape.k, b.data(), some.data()).ok()) return false;
+    const size_t bytes = static_cast<size_t>(count * shape.n) * sizeof(float);
+    if (std::memcmp(some.data(), all.data() + first * shape.n, bytes) != 0) return false;
+  }
+  return true;
+}
+
+// The answer for all shapes with the n, k and transposes of `key`; found once per process. Products with A
+// transposed sum over rows and promise nothing about them.
+bool AnswerOfProcess(const MatmulShape& key) {
+  static absl::Mutex mutex(absl::kConstInit);
+  static auto* const answers = new absl::flat_hash_map<MatmulShape, bool>;
+  absl::MutexLock lock(&mutex);
+  auto found = answers->find(key);
+  if (found != answers->end()) return found->second;
+  const bool answer = TakesAnyRows(key) && (key.transpose_a || RowsAreIndependent(key));
+  return answers->emplace(key, answer).first->second;
+}
+
 }  // namespace
 
 bool LibraryMultiplies(const MatmulShape& shape) {
@@ -155,15 +207,7 @@ bool LibraryMultiplies(const MatmulShape& shape) {
   auto found = answers.find(key);
   if (found != answers.end()) return found->second;
   if (answers.size() >= kMaxPrimitivesPerThread) answers.clear();
-  const OneThread one_thread;
-  bool all = true;
-  for (int64_t m : {int64_t{1}, int64_t{64}, int64_t{4096}}) {
-    key.m = m;
-    all = all && Describe(key) != nullptr;
-  }
-  key.m = 0;
-  answers.emplace(key, all);
-  return all;
+  return answers.emplace(key, AnswerOfProcess(key)).first->second;
 }
 
 absl::Status LibraryMatmul(const MatmulShape& shape, const float* a, const float* b, float* c) {

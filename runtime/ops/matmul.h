@@ -3,7 +3,8 @@
 // f32 goes to oneDNN's batch-reduce GEMM ("brg", AVX-512 machines), whose rows do not depend on the number of rows.
 // Its older kernels (dnnl_sgemm, and matmul on machines without AVX-512) do not keep that promise, nor does
 // dnnl_sgemm for few rows; there, and for f64, a plain kernel with one running sum per element does the work. The
-// choice is made by matrix B alone, never by the number of rows.
+// choice is made by matrix B alone, never by the number of rows, and the library's kernel is first tried on the
+// machine: where its rows were not independent, the plain one would do the work.
 #ifndef EVENKEEL_RUNTIME_OPS_MATMUL_H_
 #define EVENKEEL_RUNTIME_OPS_MATMUL_H_
 

@@ -57,6 +57,7 @@ double AsDouble(T value) {
 // Index of the first element whose bits differ, or -1.
 template <typename T>
 int64_t FirstDifference(const T* a, const T* b, int64_t count) {
+  if (count == 0 || std::memcmp(a, b, static_cast<size_t>(count) * sizeof(T)) == 0) return -1;
   for (int64_t i = 0; i < count; ++i) {
     if (std::memcmp(a + i, b + i, sizeof(T)) != 0) return i;
   }
