@@ -190,9 +190,8 @@ class WorkerStream final : public HostStream {
 
   absl::Status Push(Item item) {
     absl::MutexLock lock(&mutex_);
-    if (!status_.ok() && !item.always) return status_;
-    queue_.push_back(std::move(item));
-    return absl::OkStatus();
+    if (status_.ok() || item.always) queue_.push_back(std::move(item));
+    return status_;
   }
 
   void Run() {

@@ -98,7 +98,8 @@ TEST_P(HostDeviceTest, EventsFireOnFailedStreams) {
   const auto broken = NewStream(*device, "broken"), other = NewStream(*device, "other");
   const auto event = device->CreateEvent();
   (void)broken->Launch([] { return Failure("x"); });
-  (void)broken->Record(event.get());
+  EXPECT_THAT(broken->Synchronize(), StatusIs(absl::StatusCode::kDataLoss, "x"));
+  EXPECT_THAT(broken->Record(event.get()), StatusIs(absl::StatusCode::kDataLoss, "x"));
   ASSERT_OK(other->Wait(event.get()));
   EXPECT_OK(other->Synchronize());  // does not hang, and has not failed itself
   EXPECT_TRUE(event->IsDone());
@@ -158,13 +159,14 @@ TEST_P(HostDeviceTest, EventsOrderStreamsUnderInjectedDelays) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     HostDevice::Options options = Base();
     const PhiloxStream random(PhiloxKey(seed).Add("delays"));
-    options.delay = [random](absl::string_view stream, int64_t n) {
-      return absl::Microseconds(random.Below(2 * n + (stream == "a" ? 0 : 1), 60));
+    const std::string slow = seed % 2 == 0 ? "a" : "b";  // the other one runs ahead if it can
+    options.delay = [random, slow](absl::string_view stream, int64_t n) {
+      return absl::Microseconds(stream == slow ? random.Below(n, 400) : 0);
     };
     const auto device = HostDevice::Create(options);
     const auto a = NewStream(*device, "a"), b = NewStream(*device, "b");
     const auto a_done = device->CreateEvent(), b_done = device->CreateEvent();
-    int value = 0;
+    uint64_t value = 0;  // the two maps do not commute
     for (int i = 0; i < 8; ++i) {
       ASSERT_OK(a->Launch([&value] {
         value = value * 3 + 1;
@@ -173,7 +175,7 @@ TEST_P(HostDeviceTest, EventsOrderStreamsUnderInjectedDelays) {
       ASSERT_OK(a->Record(a_done.get()));
       ASSERT_OK(b->Wait(a_done.get()));
       ASSERT_OK(b->Launch([&value] {
-        value = value * 5 + 2;
+        value = value * 5 + 3;
         return absl::OkStatus();
       }));
       ASSERT_OK(b->Record(b_done.get()));
@@ -181,8 +183,8 @@ TEST_P(HostDeviceTest, EventsOrderStreamsUnderInjectedDelays) {
     }
     ASSERT_OK(a->Synchronize());
     ASSERT_OK(b->Synchronize());
-    int wanted = 0;
-    for (int i = 0; i < 8; ++i) wanted = (wanted * 3 + 1) * 5 + 2;
+    uint64_t wanted = 0;
+    for (int i = 0; i < 8; ++i) wanted = (wanted * 3 + 1) * 5 + 3;
     ASSERT_EQ(value, wanted) << "seed " << seed;
   }
 }

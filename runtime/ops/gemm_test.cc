@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -153,6 +154,19 @@ TEST_F(PlainOpTest, PlainKernelRowsDoNotDependOnTheBatch) {
       }
     }
   }
+}
+
+// Or else every product would quietly run in the slower kernel.
+TEST_F(PlainOpTest, TheLibraryMultipliesWhereItHasAvx512) {
+  if (!__builtin_cpu_supports("avx512vl") || std::getenv("DNNL_MAX_CPU_ISA") != nullptr) {
+    EXPECT_TRUE(std::getenv("DNNL_MAX_CPU_ISA") == nullptr || !ops_internal::LibraryMultiplies({.n = 64, .k = 64}));
+    return;
+  }
+  for (bool tb : {false, true}) {
+    EXPECT_TRUE(ops_internal::LibraryMultiplies({.n = 64, .k = 64, .transpose_b = tb}));
+    EXPECT_TRUE(ops_internal::LibraryMultiplies({.n = 2048, .k = 512, .transpose_b = tb}));
+  }
+  EXPECT_TRUE(ops_internal::LibraryMultiplies({.n = 64, .k = 128, .transpose_a = true}));
 }
 
 TEST_F(PlainOpTest, PlainKernelSumsInOrder) {
