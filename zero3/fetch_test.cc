@@ -326,6 +326,19 @@ TEST(FetchTest, Trail58_LeafThatIsNeverFlushedIsReducedAtTheStep) {
   }));
 }
 
+// Gradients of the next leaf are computed while those of the last one are reduced: two buffers take turns, however many
+// leaves there are, and nothing is allocated later.
+TEST(FetchTest, Trail83_84_86_GradientBuffersTakeTurns) {
+  ToyConfig config = SmallConfig(2);
+  config.tied_head = false;
+  config.layers = 2;
+  ASSERT_OK_AND_ASSIGN(const ToyRun few, RunToy(config));
+  config.layers = 8;
+  config.micro_batches = 3;
+  ASSERT_OK_AND_ASSIGN(const ToyRun many, RunToy(config));
+  EXPECT_EQ(many.ranks[0].counts.gradient_pool_bytes, few.ranks[0].counts.gradient_pool_bytes);
+}
+
 TEST(FetchTest, MaxLiveBytesAtRunTimeIsAnErrorBeforeTheCollective) {
   PartitionedModelOptions options;
   options.max_live_bytes = 100;  // one leaf with the shared unit at a time

@@ -70,16 +70,19 @@ absl::Status GradientReducer::AllocateScratch() {
   return absl::OkStatus();
 }
 
-// The smallest free buffer that is large enough.
+// Two buffers of a size class take turns, so that the next gradients are computed while the last ones are reduced; of
+// the free ones, the one that has been free for longest.
 absl::StatusOr<int> GradientReducer::Acquire(int64_t bytes) {
   int best = -1;
+  int in_class = 0;
   for (size_t i = 0; i < pool_.size(); ++i) {
     const Pooled& candidate = pool_[i];
-    if (candidate.in_use || candidate.buffer.bytes() < bytes) continue;
-    if (best < 0 || candidate.buffer.bytes() < pool_[static_cast<size_t>(best)].buffer.bytes())
-      best = static_cast<int>(i);
+    if (candidate.buffer.bytes() < bytes || candidate.buffer.bytes() / 2 > bytes) continue;
+    ++in_class;
+    if (candidate.in_use) continue;
+    if (best < 0 || candidate.freed < pool_[static_cast<size_t>(best)].freed) best = static_cast<int>(i);
   }
-  if (best < 0) {
+  if (best < 0 || in_class < 2) {
     Pooled fresh;
     EK_ASSIGN_OR_RETURN(fresh.buffer, device_->Allocate(bytes));
     fresh.free = device_->CreateEvent();
@@ -88,6 +91,13 @@ absl::StatusOr<int> GradientReducer::Acquire(int64_t bytes) {
   }
   pool_[static_cast<size_t>(best)].in_use = true;
   return best;
+}
+
+void GradientReducer::GiveBack(Slot& slot) {
+  Pooled& pooled = pool_[static_cast<size_t>(slot.buffer)];
+  pooled.in_use = false;
+  pooled.freed = ++num_freed_;
+  slot.buffer = -1;
 }
 
 absl::StatusOr<absl::Span<const TensorView>> GradientReducer::Open(int unit_index) {
@@ -121,16 +131,13 @@ absl::Status GradientReducer::Flush(int unit_index) {
   EK_RETURN_IF_ERROR(
       Reduce(unit, TensorView(pooled.buffer.data(), unit.gradient_dtype(), Shape({unit.layout().gradient_elements}))));
   EK_RETURN_IF_ERROR(comm_->Record(pooled.free.get()));
-  pooled.in_use = false;
-  slot.buffer = -1;
+  GiveBack(slot);
   return absl::OkStatus();
 }
 
 absl::Status GradientReducer::Discard(int unit_index) {
   Slot& slot = slots_[static_cast<size_t>(unit_index)];
-  if (slot.buffer < 0) return absl::OkStatus();
-  pool_[static_cast<size_t>(slot.buffer)].in_use = false;
-  slot.buffer = -1;
+  if (slot.buffer >= 0) GiveBack(slot);
   return absl::OkStatus();
 }
 

@@ -49,6 +49,7 @@ class GradientReducer {
     Buffer buffer;
     std::unique_ptr<Event> free;  // recorded on the comm stream behind the last reduction
     bool in_use = false;
+    int64_t freed = 0;  // when, in numbers of give-backs
   };
   struct Slot {
     int buffer = -1;
@@ -59,6 +60,7 @@ class GradientReducer {
                   Stream* comm);
   absl::Status AllocateScratch();
   absl::StatusOr<int> Acquire(int64_t bytes);
+  void GiveBack(Slot& slot);
   int64_t BucketElements(const Unit& unit) const;
   absl::Status Reduce(const Unit& unit, const TensorView& full);
   absl::Status ReduceReplicated(const Unit& unit, const TensorView& full);
@@ -77,6 +79,7 @@ class GradientReducer {
   Buffer sums_;    // reduced shard of the current unit; comm stream only
   Buffer packed_;  // rank-major copy of a bucket; comm stream only
   int64_t num_collectives_ = 0;
+  int64_t num_freed_ = 0;
 };
 
 }  // namespace evenkeel::zero3

@@ -159,14 +159,19 @@ class Runner {
     EK_RETURN_IF_ERROR(Setup());
     for (int step = 0; step < 3; ++step) {
       if (step == 2) timeline_->Start();
+      const ModelCounts before = model_->counts();
       EK_RETURN_IF_ERROR(OneStep());
       if (step == 2) timeline_->Stop();
+      const ModelCounts after = model_->counts();
+      host_operations_ = static_cast<double>(after.fetch_host_operations - before.fetch_host_operations) /
+                         static_cast<double>(after.fetch_cycles - before.fetch_cycles);
       EK_RETURN_IF_ERROR(model_->Step().status());
     }
     return absl::OkStatus();
   }
 
-  const ModelCounts& counts() const { return counts_; }
+  // Of a fetch and release, in the last step.
+  double host_operations() const { return host_operations_; }
 
  private:
   absl::Status Setup() {
@@ -217,7 +222,6 @@ class Runner {
       EK_RETURN_IF_ERROR(OnHost("flush", [&] { return model_->FlushGradients({l}); }));
       EK_RETURN_IF_ERROR(OnHost("release", [&] { return model_->Release({l}); }));
     }
-    counts_ = model_->counts();
     EK_RETURN_IF_ERROR(compute_->Synchronize());
     return comm_->Synchronize();
   }
@@ -229,7 +233,7 @@ class Runner {
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<TimelineStream> compute_, comm_;
   std::unique_ptr<PartitionedModel> model_;
-  ModelCounts counts_;
+  double host_operations_ = 0;
 };
 
 bool IsCompute(const Span& span) { return span.name == "forward" || span.name == "backward"; }
@@ -296,15 +300,15 @@ std::string GnuplotScript(const std::vector<std::vector<Span>>& runs, const std:
 absl::StatusOr<std::vector<Span>> RunPolicy(const std::string& policy, double* host_operations) {
   EK_ASSIGN_OR_RETURN(auto world, comm::InProcessWorld::Create({.world_size = kRanks}));
   std::vector<Timeline> timelines(kRanks);
-  std::vector<ModelCounts> counts(kRanks);
+  std::vector<double> operations(kRanks);
   EK_RETURN_IF_ERROR(comm::FirstFailure(comm::RunRanks(*world, [&](comm::Backend& backend) -> absl::Status {
     const size_t rank = static_cast<size_t>(backend.rank());
     Runner runner(backend, policy, &timelines[rank]);
     EK_RETURN_IF_ERROR(runner.Run());
-    counts[rank] = runner.counts();
+    operations[rank] = runner.host_operations();
     return absl::OkStatus();
   })));
-  *host_operations = static_cast<double>(counts[0].fetch_host_operations) / static_cast<double>(counts[0].fetch_cycles);
+  *host_operations = operations[0];
   return timelines[0].spans();
 }
 
