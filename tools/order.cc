@@ -2,6 +2,7 @@
 //
 //   order list
 //   order describe fused --tp=2 --ep=4 --tokens=4096 --hidden=4096
+//   order compare --tp_gbps=300 --ep_gbps=50                times on such links, and from which size on each order wins
 //   order check mine.textproto                              exit 1 naming the ill-typed step
 //
 // Exit codes: 0 well-typed, 1 ill-typed, 2 bad usage (unknown order, unreadable file, a line that does not parse).
@@ -11,15 +12,18 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/capacity.h"
 #include "evenkeel/moe/order_cost.h"
+#include "evenkeel/moe/order_planner.h"
 #include "evenkeel/moe/order_text.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -27,21 +31,27 @@
 #include "evenkeel/testing/training_config.h"
 #include "evenkeel/tools/program.h"
 
-DEFINE_int64(tokens, 4096, "describe: tokens of one TP group (s)");
-DEFINE_int64(hidden, 4096, "describe: hidden size (h)");
-DEFINE_int64(ffn, 16384, "describe: width of an expert");
-DEFINE_int64(experts, 8, "describe: experts of the layer (e)");
-DEFINE_int64(top_k, 2, "describe: routes per token (k)");
-DEFINE_string(capacity_factor, "1.25", "describe: capacity factor (f)");
-DEFINE_string(dtype, "bf16", "describe: element type on the wire");
-DEFINE_int32(tp, 2, "describe: tensor-parallel size (T)");
-DEFINE_int32(ep, 4, "describe: expert-parallel size (E)");
-DEFINE_string(expert_layout, "", "describe: tensor_parallel or whole, for orders that take both");
+DEFINE_int64(tokens, 4096, "describe, compare: tokens of one TP group (s)");
+DEFINE_int64(hidden, 4096, "describe, compare: hidden size (h)");
+DEFINE_int64(ffn, 16384, "describe, compare: width of an expert");
+DEFINE_int64(experts, 8, "describe, compare: experts of the layer (e)");
+DEFINE_int64(top_k, 2, "describe, compare: routes per token (k)");
+DEFINE_string(capacity_factor, "1.25", "describe, compare: capacity factor (f)");
+DEFINE_string(dtype, "bf16", "describe, compare: element type on the wire");
+DEFINE_int32(tp, 2, "describe, compare: tensor-parallel size (T)");
+DEFINE_int32(ep, 4, "describe, compare: expert-parallel size (E)");
+DEFINE_double(tp_gbps, 300, "compare: gigabytes per second that a rank sends over TP");
+DEFINE_double(ep_gbps, 50, "compare: gigabytes per second that a rank sends over EP");
+DEFINE_double(tp_microseconds, 10, "compare: latency of a collective over TP");
+DEFINE_double(ep_microseconds, 20, "compare: latency of a collective over EP");
+DEFINE_string(expert_layout, "", "describe, compare: tensor_parallel or whole, for orders that take both");
 
 namespace evenkeel::tools {
 namespace {
 
-constexpr char kUsage[] = "order list | describe NAME|FILE [--tp=N --ep=N --tokens=N --hidden=N ...] | check NAME|FILE";
+constexpr char kUsage[] =
+    "order list | compare [--tp_gbps=X --ep_gbps=X] | describe NAME|FILE [--tp=N --ep=N --tokens=N --hidden=N ...] | "
+    "check NAME|FILE";
 
 absl::StatusOr<moe::Order> LoadOrder(const std::string& name) {
   if (moe::FindOrder(name).ok()) return moe::FindOrder(name);
@@ -98,6 +108,54 @@ absl::Status Describe(const std::string& name) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<moe::CostModel> CostModelFromFlags() {
+  moe::CostModel model;
+  if (!(FLAGS_tp_gbps > 0) || !(FLAGS_ep_gbps > 0) || !(FLAGS_tp_microseconds >= 0) || !(FLAGS_ep_microseconds >= 0)) {
+    return absl::InvalidArgumentError("--tp_gbps and --ep_gbps must be above 0, latencies at least 0");
+  }
+  model.tp = {FLAGS_tp_microseconds * 1e-6, 1 / (FLAGS_tp_gbps * 1e9)};
+  model.ep = {FLAGS_ep_microseconds * 1e-6, 1 / (FLAGS_ep_gbps * 1e9)};
+  return model;
+}
+
+// From which buffer size on `name` beats `reference`, as text.
+absl::StatusOr<std::string> CrossoverText(const moe::TypedOrder& reference, const std::string& name,
+                                          const moe::OrderSizes& sizes, const moe::CostModel& model) {
+  if (name == reference.order.name) return "-";
+  EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
+  EK_ASSIGN_OR_RETURN(const moe::TypedOrder typed, moe::CheckOrder(order, reference.layout));
+  if (typed.is_ragged()) return "depends on the routing";
+  EK_ASSIGN_OR_RETURN(const std::optional<double> bytes, moe::CrossoverBytes(reference, typed, sizes, model));
+  if (!bytes.has_value()) return "never";
+  return *bytes <= 0 ? "always" : absl::StrFormat("from V = %.3g B", *bytes);
+}
+
+// Every order of one layout with its time on links of the given speed, fastest first.
+absl::Status Compare() {
+  EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags());
+  EK_ASSIGN_OR_RETURN(const moe::CostModel model, CostModelFromFlags());
+  EK_ASSIGN_OR_RETURN(moe::ExpertLayout layout, ParseLayout(FLAGS_expert_layout));
+  if (layout == moe::ExpertLayout::kAny) layout = moe::ExpertLayout::kTensorParallel;
+  EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(moe::OrderNames(), layout, sizes, model));
+  const std::string baseline = layout == moe::ExpertLayout::kWhole ? "unsharded" : "reference";
+  EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(baseline));
+  EK_ASSIGN_OR_RETURN(const moe::TypedOrder reference, moe::CheckOrder(order, layout));
+  std::printf("%-16s %14s %16s %16s %12s  faster than %s\n", "order", "ms per step", "EP bytes", "TP bytes",
+              "collectives", baseline.c_str());
+  for (const moe::OrderEstimate& estimate : plan.estimates) {
+    EK_ASSIGN_OR_RETURN(const std::string crossover, CrossoverText(reference, estimate.name, sizes, model));
+    const moe::OrderTraffic& forward = estimate.cost.forward;
+    const moe::OrderTraffic& backward = estimate.cost.backward;
+    std::printf("%-16s %14.4f %16lld %16lld %12d  %s\n", estimate.name.c_str(), estimate.seconds * 1e3,
+                static_cast<long long>(forward.ep.bytes + backward.ep.bytes),
+                static_cast<long long>(forward.tp.bytes + backward.tp.bytes),
+                forward.ep.collectives + backward.ep.collectives + forward.tp.collectives + backward.tp.collectives,
+                crossover.c_str());
+  }
+  std::printf("%s\n", plan.why.c_str());
+  return absl::OkStatus();
+}
+
 // An ill-typed order is this program's finding, not bad usage: exit 1.
 int Check(const std::string& name) {
   const absl::StatusOr<moe::Order> order = LoadOrder(name);
@@ -121,6 +179,7 @@ int Check(const std::string& name) {
 
 int Run(const std::vector<std::string>& words) {
   if (words.size() == 1 && words[0] == "list") return Report(List());
+  if (words.size() == 1 && words[0] == "compare") return Report(Compare());
   if (words.size() == 2 && words[0] == "describe") return Report(Describe(words[1]));
   if (words.size() == 2 && words[0] == "check") return Check(words[1]);
   return Report(absl::InvalidArgumentError(absl::StrCat("usage: ", kUsage)));

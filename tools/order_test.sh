@@ -24,6 +24,9 @@ expect 0 'TP 4(T-1)/T V                   =      167,772,160 B' describe drop_ga
 expect 0 'TP 3(T-1)/T V                   =      125,829,120 B' describe fused
 expect 0 'TP (T-1)/T V                    =       41,943,040 B' describe unsharded
 expect 0 'backward (derived)' describe fused --tp=4 --ep=8
+expect 0 'from V = 1.5e+06 B' compare
+expect 0 'never' compare --tp_gbps=50
+expect 2 '--ep_gbps' compare --ep_gbps=0
 expect 0 'well-typed' check reference
 expect 1 'step 6 (combine) at line 8: tp is P, wants I' check tools/testdata/missing_all_reduce.textproto
 expect 1 'step 6 (all_reduce(tp)) at line 8: tp is I, wants P' check tools/testdata/doubled_all_reduce.textproto

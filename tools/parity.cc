@@ -30,17 +30,21 @@
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/capacity.h"
 #include "evenkeel/moe/order.h"
+#include "evenkeel/moe/order_cost.h"
+#include "evenkeel/moe/order_planner.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
 #include "evenkeel/testing/parity_result.h"
 #include "evenkeel/testing/training_config.h"
+#include "evenkeel/tools/auto_order.h"
 #include "evenkeel/tools/program.h"
 #include "evenkeel/tools/report/report_writer.h"
 
 DEFINE_string(reference, "reference", "order name, path to an order textproto, or `dense` (naive run in double)");
-DEFINE_string(candidate, "",
-              "order names or paths, comma separated; default: every built-in order that fits the layout");
+DEFINE_string(
+    candidate, "",
+    "order names or paths, comma separated, or `auto` (the cost model picks); default: every built-in order that fits");
 DEFINE_int32(tp, 2, "tensor-parallel size");
 DEFINE_int32(ep, 4, "expert-parallel size");
 DEFINE_int32(dp, 8, "data-parallel replicas; the world is tp * dp ranks");
@@ -61,6 +65,8 @@ DEFINE_int32(deadline_seconds, 60, "limit of every collective call");
 
 namespace evenkeel::tools {
 namespace {
+
+constexpr char kAuto[] = "auto";  // a candidate that the cost model picks
 
 using testutil::ParityConfig;
 using testutil::ParityEntry;
@@ -86,6 +92,11 @@ bool FitsEtp(const moe::Order& order) {
 }
 
 absl::StatusOr<ParityEntry> Entry(const std::string& name, const std::string& zero3) {
+  if (name == kAuto) {  // a stand-in until the links are measured
+    EK_ASSIGN_OR_RETURN(ParityEntry entry, testutil::NamedEntry("reference", zero3));
+    entry.name = kAuto;
+    return entry;
+  }
   const bool registered = name == testutil::kDense || moe::FindOrder(name).ok();
   absl::StatusOr<ParityEntry> entry = testutil::NamedEntry(registered ? name : UserPath(name), zero3);
   if (absl::IsNotFound(entry.status())) {
@@ -99,6 +110,43 @@ absl::StatusOr<ParityEntry> Entry(const std::string& name, const std::string& ze
                                                    " experts (--tp=", FLAGS_tp, ")"));
   }
   return entry;
+}
+
+// What the planner needs of the model at hand: one MoE layer.
+absl::StatusOr<moe::OrderSizes> SizesOf(const testutil::TrainingConfig& base) {
+  const testutil::LanguageModelConfig& model = base.model;
+  moe::OrderSizes sizes;
+  sizes.tokens = model.tokens();
+  sizes.hidden = model.hidden;
+  sizes.ffn = model.ffn;
+  sizes.experts = model.experts;
+  sizes.top_k = model.top_k;
+  sizes.dtype = model.dtype;
+  sizes.tp = base.mesh.tp;
+  sizes.ep = base.mesh.ep;
+  moe::CapacityOptions options;
+  options.min_capacity = model.min_capacity;
+  // Without drops the buffers grow with the fullest expert; balanced routing is assumed here.
+  options.factor = model.capacity_factor.is_zero() ? *moe::Rational::Create(1, 1) : model.capacity_factor;
+  const moe::CapacityInput input{.tokens = sizes.tokens, .experts = sizes.experts, .top_k = sizes.top_k};
+  EK_ASSIGN_OR_RETURN(sizes.capacity, moe::ComputeCapacity(options, input, sizes.tp,
+                                                           [](int64_t need) { return absl::StatusOr<int64_t>(need); }));
+  return sizes;
+}
+
+// Replaces a candidate `auto` by the order that is fastest on these links. `backend` null: threads.
+absl::Status ResolveAuto(comm::Backend* backend, bool is_reporter, ParityConfig* config) {
+  for (ParityEntry& entry : config->entries) {
+    if (entry.name != kAuto) continue;
+    EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(config->base.mesh));
+    EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesOf(config->base));
+    EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan,
+                        backend == nullptr ? PlanOnThreads(mesh, sizes) : PlanOnBackend(mesh, sizes, *backend));
+    if (is_reporter) std::printf("auto: every MoE layer runs %s: %s\n", plan.best().name.c_str(), plan.why.c_str());
+    EK_ASSIGN_OR_RETURN(entry, Entry(plan.best().name, entry.zero3));
+    entry.name = absl::StrCat(kAuto, "=", plan.best().name);
+  }
+  return absl::OkStatus();
 }
 
 // The reference first. Every order runs under the first policy, the reference under all of them.
@@ -211,6 +259,7 @@ absl::StatusOr<int> ShowResult(const ParityResult& result) {
 absl::StatusOr<int> RunOnThreads(ParityConfig config) {
   EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
   EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
+  EK_RETURN_IF_ERROR(ResolveAuto(nullptr, true, &config));
   ShowProgress(&config);
   EK_ASSIGN_OR_RETURN(const ParityResult result,
                       testutil::RunParityOnThreads(config, corpus, absl::Seconds(FLAGS_deadline_seconds)));
@@ -231,6 +280,7 @@ absl::StatusOr<int> RunOnMpi(ParityConfig config, bool* is_reporter) {
   }
   if (*is_reporter) EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
   EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
+  EK_RETURN_IF_ERROR(ResolveAuto(backend.get(), *is_reporter, &config));
   if (*is_reporter) ShowProgress(&config);
   EK_ASSIGN_OR_RETURN(const ParityResult result, testutil::RunParity(config, corpus, *backend));
   if (*is_reporter) return ShowResult(result);

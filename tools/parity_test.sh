@@ -71,6 +71,7 @@ assert ("reference", "per_parameter", "bitwise") in verdicts, verdicts
 assert ("fused", "flat", "bitwise") in verdicts, verdicts
 assert ("unsharded", "flat", "bounded") in verdicts, verdicts
 END
+expect 0 'auto=' "${small[@]}" --candidate=auto
 expect 0 'bounded' "${small[@]}" --reference=dense --candidate=fused
 expect 0 'bitwise' "${small[@]}" --dtype=bf16 --optimizer=adamw --candidate=fused
 expect 0 'bitwise' "${small[@]}" --capacity_factor=0 --candidate=token_sliced --reference=reference

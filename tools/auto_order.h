@@ -1,0 +1,23 @@
+// `--candidate=auto`: measures the links for a moment and picks the order that the cost model says is fastest.
+#ifndef EVENKEEL_TOOLS_AUTO_ORDER_H_
+#define EVENKEEL_TOOLS_AUTO_ORDER_H_
+
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/mesh.h"
+#include "evenkeel/moe/order_cost.h"
+#include "evenkeel/moe/order_planner.h"
+
+namespace evenkeel::tools {
+
+// Calibrates over the mesh's TP and EP groups and ranks the registered orders of tensor-parallel experts with
+// replicated tokens. All ranks of the backend's world call it and get the same plan.
+absl::StatusOr<moe::OrderPlan> PlanOnBackend(const comm::Mesh& mesh, const moe::OrderSizes& sizes,
+                                             comm::Backend& backend);
+
+// The same on one thread per rank.
+absl::StatusOr<moe::OrderPlan> PlanOnThreads(const comm::Mesh& mesh, const moe::OrderSizes& sizes);
+
+}  // namespace evenkeel::tools
+
+#endif  // EVENKEEL_TOOLS_AUTO_ORDER_H_
