@@ -49,7 +49,7 @@ inline constexpr uint8_t kFlagTwoLevel = 2;
 
 // The wire format: little endian, no padding, moved as raw bytes. A peer's copy is believed only after
 // ParseFingerprint or CheckFingerprint.
-struct alignas(64) Fingerprint {
+struct Fingerprint {
   uint32_t protocol = 0;            // kProtocol
   uint8_t operation = 0;            // Operation
   uint8_t dtype = kNoDType;         // DType
