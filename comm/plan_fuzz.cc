@@ -1,0 +1,267 @@
+// Fingerprints and count rows from arbitrary bytes, and the plans of v-collectives from arbitrary counts, groups and
+// topologies: nothing crashes, refusals are refusals, and accepted plans, carried out by hand, move every byte to its
+// place, in the direct and in the two-level form alike.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "evenkeel/comm/call_plan.h"
+#include "evenkeel/comm/count_matrix.h"
+#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/reduction.h"
+#include "evenkeel/comm/topology.h"
+#include "evenkeel/comm/two_level.h"
+#include "evenkeel/runtime/base/fuzz_input.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/tensor/dtype.h"
+#include "evenkeel/runtime/tensor/tensor_view.h"
+
+namespace evenkeel::comm {
+namespace {
+
+void FuzzFingerprints(FuzzInput& input) {
+  std::vector<Fingerprint> all(input.Between(1, 12));
+  const bool sealed = input.Bool();
+  for (Fingerprint& f : all) {
+    auto* const bytes = reinterpret_cast<uint8_t*>(&f);
+    for (size_t i = 0; i < kFingerprintBytes; ++i) bytes[i] = input.Byte();
+    if (sealed) f = SealFingerprint(f);
+    const auto parsed = ParseFingerprint(absl::MakeConstSpan(bytes, kFingerprintBytes));
+    EK_CHECK(parsed.ok() == CheckFingerprint(f).ok());
+    EK_CHECK(!DescribeFingerprint(f).empty());
+  }
+  const std::optional<Disagreement> found = FindDisagreement(all);
+  EK_CHECK(found == FindDisagreement(all));
+  for (const Fingerprint& f : all) {
+    if (!CheckFingerprint(f).ok() || f.local_status != 0) EK_CHECK(found.has_value());
+  }
+  if (!found.has_value()) return;
+  EK_CHECK(!found->findings.empty());
+  for (const RankFinding& finding : found->findings) {
+    EK_CHECK(finding.rank >= 0 && finding.rank < static_cast<int>(all.size()));
+  }
+}
+
+int64_t AnyCount(FuzzInput& input) {
+  switch (input.Between(0, 3)) {
+    case 0:
+      return input.Between(INT64_MIN, INT64_MAX);
+    case 1:
+      return INT64_MAX - input.Between(0, 3);
+    default:
+      return input.Between(0, 20);
+  }
+}
+
+void FuzzCountRows(FuzzInput& input) {
+  const int size = static_cast<int>(input.Between(1, 6));
+  std::vector<int64_t> rows(2 * size * size);
+  for (int64_t& entry : rows) entry = AnyCount(input);
+  bool consistent = true;
+  for (int i = 0; i < size; ++i) {
+    for (int j = 0; j < size; ++j) {
+      consistent = consistent && rows[i * 2 * size + j] == rows[j * 2 * size + size + i];
+    }
+  }
+  EK_CHECK(FindCountMismatch(rows, size).has_value() != consistent);
+  const absl::StatusOr<std::vector<int64_t>> offsets = OffsetsOf(rows);
+  for (size_t i = 0; offsets.ok() && i < rows.size(); ++i) {
+    EK_CHECK(rows[i] >= 0 && (*offsets)[i + 1] - (*offsets)[i] == rows[i]);
+  }
+}
+
+// Arguments that no memory backs: plans are made without touching it.
+void FuzzArguments(FuzzInput& input) {
+  const Place place{.rank = static_cast<int>(input.Between(0, 3)), .size = 4};
+  std::byte base[16];
+  const auto dtype = static_cast<DType>(input.Between(0, 8));
+  const int64_t n = input.Bool() ? input.Between(0, 64) : input.Between(0, INT64_MAX);
+  const int64_t m = input.Bool() ? n : input.Between(0, INT64_MAX);
+  const ConstTensorView send(input.Bool() ? base : nullptr, dtype, Shape({n}));
+  const TensorView recv(input.Bool() ? base : nullptr, dtype, Shape({m}));
+  std::vector<int64_t> counts(input.Between(0, 5)), others(input.Between(0, 5));
+  for (int64_t& count : counts) count = AnyCount(input);
+  for (int64_t& count : others) count = AnyCount(input);
+  const auto op = static_cast<ReduceOp>(input.Between(0, 6));
+  const int peer = static_cast<int>(input.Between(-2, 6));
+  const CallPlan plans[] = {PlanAllReduce(send, recv, op, place),
+                            PlanAllGather(send, recv, place),
+                            PlanAllGatherV(send, recv, counts, place),
+                            PlanReduceScatter(send, recv, op, place),
+                            PlanReduceScatterV(send, recv, counts, op, place),
+                            PlanAllToAll(send, recv, place),
+                            PlanAllToAllV(send, counts, recv, others, place),
+                            PlanBroadcast(recv, peer, place),
+                            PlanSend(send, peer, place),
+                            PlanRecv(recv, peer, place)};
+  for (const CallPlan& plan : plans) {
+    EK_CHECK(plan.bad_argument.ok() != plan.phases.empty());
+    for (const PhasePlan& phase : plan.phases) {
+      for (const SendSpan& span : phase.sends) EK_CHECK(span.bytes >= 0 && (span.bytes == 0 || span.data != nullptr));
+      for (const ReceiveSpan& span : phase.receives) EK_CHECK(span.bytes >= 0);
+    }
+  }
+}
+
+void RunSteps(const CallPlan& plan, const PhasePlan& phase, int size) {
+  for (const LocalStep& step : phase.before) {
+    const auto dtype = static_cast<DType>(plan.dtype);
+    const auto op = static_cast<ReduceOp>(plan.reduce_op);
+    if (step.kind == LocalStep::Kind::kCopy) std::memcpy(step.to, step.from, step.bytes);
+    if (step.kind == LocalStep::Kind::kReduceToPartial)
+      ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
+    if (step.kind == LocalStep::Kind::kReducePartials) {
+      ReducePartials(dtype, op, step.sources, size, step.to, step.elements);
+    }
+  }
+}
+
+// What HostCommunicator and a transport do, for all ranks in one thread.
+void CarryOut(std::vector<CallPlan>& plans) {
+  const int size = static_cast<int>(plans.size());
+  for (size_t k = 0; k < plans[0].phases.size(); ++k) {
+    for (CallPlan& plan : plans) {
+      EK_CHECK(plan.phases.size() == plans[0].phases.size());
+      RunSteps(plan, plan.phases[k], size);
+    }
+    for (int to = 0; to < size && !plans[0].phases[k].is_local; ++to) {
+      const PhasePlan& phase = plans[to].phases[k];
+      std::vector<const void*> sources(size);
+      for (int from = 0; from < size; ++from) {
+        const SendSpan& sent = plans[from].phases[k].sends[to];
+        const ReceiveSpan& received = phase.receives[from];
+        EK_CHECK(sent.bytes == received.bytes || from == to);
+        sources[from] = sent.data;
+        if (!phase.reduces && sent.bytes > 0 && sent.data != received.data) {
+          std::memcpy(received.data, sent.data, sent.bytes);
+        }
+      }
+      if (phase.reduces && phase.block_bytes > 0) {
+        const auto dtype = static_cast<DType>(plans[to].dtype);
+        ReduceCanonical(dtype, static_cast<ReduceOp>(plans[to].reduce_op), sources, phase.reduce_into,
+                        phase.block_bytes / SizeOf(dtype));
+      }
+    }
+  }
+}
+
+struct World {
+  explicit World(FuzzInput& input) {
+    const int size = static_cast<int>(input.Between(1, 8));
+    std::vector<int> nodes(size);
+    for (int& node : nodes) node = static_cast<int>(input.Between(0, 3));
+    if (input.Bool()) {
+      const int per_node = static_cast<int>(input.Between(1, 4));
+      for (int r = 0; r < size; ++r) nodes[r] = r / per_node;
+    }
+    Group group;
+    for (int r = 0; r < size; ++r) group.ranks.push_back(r);
+    if (size > 1) grid = NodeGrid::Create(group, Topology(nodes));
+    counts.assign(size, std::vector<int64_t>(size));
+    for (auto& row : counts) {
+      for (int64_t& count : row) count = input.Between(0, 5);
+    }
+  }
+  int size() const { return static_cast<int>(counts.size()); }
+  Place place(int rank) const { return {rank, size(), grid.has_value() ? &*grid : nullptr}; }
+
+  std::optional<NodeGrid> grid;
+  std::vector<std::vector<int64_t>> counts;
+};
+
+int64_t Sum(const std::vector<int64_t>& counts) {
+  int64_t sum = 0;
+  for (const int64_t count : counts) sum += count;
+  return sum;
+}
+
+uint8_t Mark(int from, int64_t at) { return static_cast<uint8_t>(from * 31 + at * 7 + 1); }
+
+void FuzzExchange(const World& world) {
+  const int size = world.size();
+  std::vector<std::vector<uint8_t>> sends(size), recvs(size);
+  std::vector<CallPlan> plans;
+  std::vector<int64_t> rows;
+  for (int r = 0; r < size; ++r) {
+    std::vector<int64_t> incoming;
+    for (int i = 0; i < size; ++i) incoming.push_back(world.counts[i][r]);
+    for (int64_t at = 0; at < Sum(world.counts[r]); ++at) sends[r].push_back(Mark(r, at));
+    recvs[r].assign(Sum(incoming), 0);
+    plans.push_back(PlanAllToAllV(ConstTensorView(sends[r].data(), DType::kU8, Shape({Sum(world.counts[r])})),
+                                  world.counts[r], TensorView(recvs[r].data(), DType::kU8, Shape({Sum(incoming)})),
+                                  incoming, world.place(r)));
+    EK_CHECK_OK(plans.back().bad_argument);
+    rows.insert(rows.end(), plans.back().row.begin(), plans.back().row.end());
+  }
+  for (int r = 0; r < size; ++r) CompletePlan({.fingerprints = {}, .rows = rows}, world.place(r), &plans[r]);
+  CarryOut(plans);
+  for (int r = 0; r < size; ++r) {
+    int64_t at = 0;
+    for (int from = 0; from < size; ++from) {
+      int64_t source = 0;
+      for (int before = 0; before < r; ++before) source += world.counts[from][before];
+      for (int64_t i = 0; i < world.counts[from][r]; ++i) EK_CHECK(recvs[r][at++] == Mark(from, source + i));
+    }
+  }
+}
+
+void FuzzGatherAndReduce(const World& world) {
+  const int size = world.size();
+  const std::vector<int64_t>& counts = world.counts[0];
+  const int64_t total = Sum(counts);
+  std::vector<std::vector<uint8_t>> blocks(size), gathered(size), sums(size), all(size);
+  std::vector<CallPlan> gathers, reduces;
+  for (int r = 0; r < size; ++r) {
+    for (int64_t at = 0; at < counts[r]; ++at) blocks[r].push_back(Mark(r, at));
+    for (int64_t at = 0; at < total; ++at) all[r].push_back(Mark(r, at));
+    gathered[r].assign(total, 0);
+    sums[r].assign(counts[r], 0);
+    gathers.push_back(PlanAllGatherV(ConstTensorView(blocks[r].data(), DType::kU8, Shape({counts[r]})),
+                                     TensorView(gathered[r].data(), DType::kU8, Shape({total})), counts,
+                                     world.place(r)));
+    reduces.push_back(PlanReduceScatterV(ConstTensorView(all[r].data(), DType::kU8, Shape({total})),
+                                         TensorView(sums[r].data(), DType::kU8, Shape({counts[r]})), counts,
+                                         ReduceOp::kSum, world.place(r)));
+    EK_CHECK_OK(gathers.back().bad_argument);
+    EK_CHECK_OK(reduces.back().bad_argument);
+  }
+  CarryOut(gathers);
+  CarryOut(reduces);
+  int64_t at = 0;
+  for (int r = 0; r < size; ++r) {
+    for (int64_t i = 0; i < counts[r]; ++i, ++at) {
+      uint8_t sum = 0;
+      for (int from = 0; from < size; ++from) {
+        EK_CHECK(gathered[from][at] == Mark(r, i));
+        sum = static_cast<uint8_t>(sum + Mark(from, at));
+      }
+      EK_CHECK(sums[r][i] == sum);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel::comm
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  evenkeel::FuzzInput input(data, size);
+  switch (input.Between(0, 3)) {
+    case 0:
+      evenkeel::comm::FuzzFingerprints(input);
+      break;
+    case 1:
+      evenkeel::comm::FuzzCountRows(input);
+      break;
+    case 2:
+      evenkeel::comm::FuzzArguments(input);
+      break;
+    default: {
+      const evenkeel::comm::World world(input);
+      evenkeel::comm::FuzzExchange(world);
+      evenkeel::comm::FuzzGatherAndReduce(world);
+    }
+  }
+  return 0;
+}
