@@ -2,15 +2,21 @@
 // show at the level of a model.
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/testing/observer.h"
+#include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/status_matchers.h"
-#include "evenkeel/testing/hooked_backend.h"
 #include "evenkeel/testing/parity.h"
 #include "evenkeel/testing/parity_test_util.h"
 #include "gmock/gmock.h"
@@ -21,25 +27,55 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// One finished collective of one rank.
+struct Brought {
+  comm::Operation operation;
+  const comm::Group& group;
+  int rank = 0;        // world rank
+  int64_t number = 0;  // 0, 1, ..: calls of this operation on this group
+  TensorView received;
+};
+using Hook = std::function<void(const Brought&)>;
+
+// Lets a hook tamper with what one rank's collectives bring.
+class Tamper final : public comm::CallObserver {
+ public:
+  explicit Tamper(Hook hook) : hook_(std::move(hook)) {}
+
+  absl::Status Around(const comm::CallInfo& info, Stream& stream, absl::FunctionRef<absl::Status()> call) override {
+    EK_RETURN_IF_ERROR(call());
+    EK_RETURN_IF_ERROR(stream.Synchronize());
+    const comm::Group& group = *info.group;
+    hook_({info.operation, group, group.ranks[info.rank], numbers_[{info.operation, group.name}]++, info.recv});
+    return absl::OkStatus();
+  }
+
+ private:
+  const Hook hook_;
+  std::map<std::pair<comm::Operation, std::string>, int64_t> numbers_;
+};
+
 // Tampers with what entry 1's collectives bring.
 class Plant {
  public:
-  Plant(ParityConfig* config, CommHook hook) : hook_(std::move(hook)) {
+  Plant(ParityConfig* config, Hook hook) : hook_(std::move(hook)) {
     config->decorate = [this](size_t index, comm::Backend& real) -> comm::Backend* {
       if (index != 1) return &real;
       const std::lock_guard<std::mutex> lock(mutex_);
-      backends_.push_back(std::make_unique<HookedBackend>(real, hook_));
+      tampers_.push_back(std::make_unique<Tamper>(hook_));
+      backends_.push_back(comm::ObserveBackend(&real, tampers_.back().get()));
       return backends_.back().get();
     };
   }
 
  private:
   std::mutex mutex_;
-  CommHook hook_;
-  std::vector<std::unique_ptr<HookedBackend>> backends_;
+  Hook hook_;
+  std::vector<std::unique_ptr<Tamper>> tampers_;
+  std::vector<std::unique_ptr<comm::Backend>> backends_;
 };
 
-bool Is(const HookedCall& call, absl::string_view operation, absl::string_view group) {
+bool Is(const Brought& call, comm::Operation operation, absl::string_view group) {
   return call.operation == operation && call.group.name == group;
 }
 
@@ -82,8 +118,8 @@ TEST(PlantedFaultTest, TwoSlotsSwappedInOneExchangeOfOneRank) {
   for (const JudgedBy judge : {JudgedBy::kBits, JudgedBy::kDense}) {
     ParityConfig config = SmallConfig(2, 2, 2, {"reference", "reference"}, 3);
     config.entries[1].judged_by = judge;
-    const Plant plant(&config, [](const HookedCall& call) {
-      if (Is(call, "all_to_all", "ep") && call.rank == 2 && call.number == 2 * kExchanges + 3) {
+    const Plant plant(&config, [](const Brought& call) {
+      if (Is(call, comm::Operation::kAllToAll, "ep") && call.rank == 2 && call.number == 2 * kExchanges + 3) {
         SwapTwoRows(call.received, 16);
       }
     });
@@ -98,8 +134,9 @@ TEST(PlantedFaultTest, TwoSlotsSwappedInOneExchangeOfOneRank) {
 
 TEST(PlantedFaultTest, OneBitOfOneGradientShard) {
   ParityConfig config = SmallConfig(2, 2, 2, {"fused", "fused"}, 2);
-  const Plant plant(&config, [](const HookedCall& call) {
-    if (!Is(call, "reduce_scatter", "dp") || call.rank != 3 || call.number != 1 || call.received.num_bytes() == 0)
+  const Plant plant(&config, [](const Brought& call) {
+    if (!Is(call, comm::Operation::kReduceScatter, "dp") || call.rank != 3 || call.number != 1 ||
+        call.received.num_bytes() == 0)
       return;
     uint32_t bits;
     std::memcpy(&bits, call.received.raw(), sizeof(bits));
@@ -130,8 +167,8 @@ TEST(PlantedFaultTest, AnotherFirstWeightShowsBeforeTheFirstStep) {
 
 TEST(PlantedFaultTest, TokensThatDoNotComeHome) {
   ParityConfig config = SmallConfig(2, 2, 2, {"reference", "unsharded"}, 1);
-  const Plant plant(&config, [](const HookedCall& call) {
-    if (Is(call, "all_gather", "tp") && call.number == 0) Scale(call.received, 0);
+  const Plant plant(&config, [](const Brought& call) {
+    if (Is(call, comm::Operation::kAllGather, "tp") && call.number == 0) Scale(call.received, 0);
   });
   const FirstDifference found = FoundIn(config, 1);
   EXPECT_EQ(found.step, 0);
@@ -166,8 +203,8 @@ TEST(PlantedFaultTest, Trail19And20_InputGradientWithoutTheSumOverLanes) {
     ParityConfig config = SmallConfig(2, 2, 2, {"reference", "reference"}, 1);
     config.entries[1].judged_by = judge;
     // all_reduce on tp: forward layers 0 and 1, then the adjoints of copy in layers 1 and 0.
-    const Plant plant(&config, [](const HookedCall& call) {
-      if (Is(call, "all_reduce", "tp") && call.number == 2) Scale(call.received, 0.5);
+    const Plant plant(&config, [](const Brought& call) {
+      if (Is(call, comm::Operation::kAllReduce, "tp") && call.number == 2) Scale(call.received, 0.5);
     });
     const FirstDifference found = FoundIn(config, 1);
     EXPECT_EQ(found.tensor, "activation gradient layer.1.attention");
@@ -179,8 +216,8 @@ TEST(PlantedFaultTest, Trail19And20_InputGradientWithoutTheSumOverLanes) {
 TEST(PlantedFaultTest, Trail33_ExpertGradientTimesEp) {
   ParityConfig config = SmallConfig(1, 2, 4, {"reference", "reference"}, 1);
   config.entries[1].judged_by = JudgedBy::kDense;
-  const Plant plant(&config, [](const HookedCall& call) {
-    if (absl::StartsWith(call.operation, "reduce_scatter") && call.group.name == "edp") Scale(call.received, 2);
+  const Plant plant(&config, [](const Brought& call) {
+    if (Is(call, comm::Operation::kReduceScatter, "edp")) Scale(call.received, 2);
   });
   const FirstDifference found = FoundIn(config, 1);
   EXPECT_THAT(found.tensor, HasSubstr("gradient layer.0.moe.w_"));
@@ -208,8 +245,8 @@ TEST(PlantedFaultTest, Trail38And41_NormWithoutTheOtherGroupsExperts) {
   ParityConfig config = SmallConfig(2, 2, 4, {"reference", "reference"}, 1);
   config.base.zero3.max_gradient_norm = 0.1;
   config.entries[1].judged_by = JudgedBy::kDense;
-  const Plant plant(&config, [](const HookedCall& call) {
-    if (Is(call, "all_reduce", "ep.norm") && call.rank >= 4)
+  const Plant plant(&config, [](const Brought& call) {
+    if (Is(call, comm::Operation::kAllReduce, "ep.norm") && call.rank >= 4)
       std::memset(call.received.raw(), 0, call.received.num_bytes());
   });
   const FirstDifference found = FoundIn(config, 1);
@@ -232,11 +269,25 @@ TEST(ModelTrailTest, Trail38And41_TheNormIsOneNumberInEveryLayout) {
   for (const double loss : losses) EXPECT_NEAR(loss, losses[0], 2e-5);
 }
 
+// 54, 55: experts that no token of a step chose. All ranks make the same collectives all the same, and the gradient of
+// such an expert is exactly zero: the double reference's bound there is zero.
+TEST(ModelTrailTest, Trail54And55_ExpertsWithoutTokens) {
+  ParityConfig config = SmallConfig(2, 4, 4, {"reference", "fused", "token_sliced", "unsharded"}, 4);
+  config.judge_reference = true;
+  config.base.model.sequence = 2;
+  config.base.model.experts = 16;
+  config.base.model.top_k = 1;
+  for (const char* policy : {"coalesced", "per_parameter"}) config.entries.push_back(*NamedEntry("fused", policy));
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+}
+
 // 21: lanes that route differently are an error that names the group, not a silently mixed batch.
 TEST(PlantedFaultTest, Trail21_LanesThatSeeOtherTokensAreAnError) {
   ParityConfig config = SmallConfig(2, 1, 1, {"reference", "reference"}, 2);
-  const Plant plant(&config, [](const HookedCall& call) {
-    if (Is(call, "all_reduce", "tp.attention") && call.rank == 1 && call.number == 0) Scale(call.received, -3);
+  const Plant plant(&config, [](const Brought& call) {
+    if (Is(call, comm::Operation::kAllReduce, "tp.attention") && call.rank == 1 && call.number == 0)
+      Scale(call.received, -3);
   });
   const absl::StatusOr<ParityResult> result = RunParityOnThreads(config, TestCorpus());
   EXPECT_THAT(result, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("token")));
