@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -276,6 +277,7 @@ absl::Status Coordinator::GatherUnit(UnitState& state, TensorView place) {
   if (!state.unit->layout().planned_memory || place.raw() != state.place.raw()) ++state.bind_version;
   state.place = place;
   ++counts_.gathers;
+  order_digest_ = CombineDigests(order_digest_, static_cast<uint64_t>(&state - units_.data()));
   EK_RETURN_IF_ERROR(state.gatherer->Gather(state.unit->weight_shard(), place, *comm_));
   state.gathered = true;
   state.joined = false;
@@ -542,6 +544,11 @@ void Coordinator::UseReplicaCheck(ReplicaCheck* check) {
 bool Coordinator::trace_complete() const {
   absl::MutexLock lock(&mutex_);
   return walking();
+}
+
+uint64_t Coordinator::order_digest() const {
+  absl::MutexLock lock(&mutex_);
+  return order_digest_;
 }
 
 std::string Coordinator::PlanText() const {

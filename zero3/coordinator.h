@@ -82,6 +82,8 @@ class Coordinator {
   // From now on every unit's first gather is digested into `check`; null: no more.
   void UseReplicaCheck(ReplicaCheck* check);
   bool trace_complete() const;
+  // A digest of which units were gathered, in order, since the coordinator was made.
+  uint64_t order_digest() const;
   // The plan being walked, as text; empty while recording.
   std::string PlanText() const;
   absl::Span<const int> UnitsOf(int leaf) const { return leaves_[static_cast<size_t>(leaf)].units; }
@@ -181,6 +183,7 @@ class Coordinator {
   uint64_t waited_number_ ABSL_GUARDED_BY(mutex_) = 0;  // releases that the comm stream has waited for
   std::vector<int> reclaim_ ABSL_GUARDED_BY(mutex_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t order_digest_ ABSL_GUARDED_BY(mutex_) = 0;
   ReplicaCheck* check_ ABSL_GUARDED_BY(mutex_) = nullptr;
   CoordinatorCounts counts_ ABSL_GUARDED_BY(mutex_);
 };

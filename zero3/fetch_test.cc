@@ -118,6 +118,8 @@ TEST(FetchTest, Trail60_62_EverythingAtOnce) {
       config.recompute = true;
       config.eval_between = true;
       config.options.persistent_elements = persistent;
+      // An expert that nobody uses, and a replica without tokens.
+      config.expert_used = [](int, int replica, int expert) { return expert != 2 && replica != 1; };
       ToyConfig reference = config;
       reference.options = PartitionedModelOptions();
       reference.options.policy = "replicated";
@@ -337,6 +339,48 @@ TEST(FetchTest, Trail83_84_86_GradientBuffersTakeTurns) {
   config.micro_batches = 3;
   ASSERT_OK_AND_ASSIGN(const ToyRun many, RunToy(config));
   EXPECT_EQ(many.ranks[0].counts.gradient_pool_bytes, few.ranks[0].counts.gradient_pool_bytes);
+}
+
+// Leaves of equal size fetched in another order on one rank: no collective can tell, the weights are mixed up. The step
+// is not taken, and the odd rank is named.
+TEST(FetchTest, C33_Trail54_MixedUpLeavesOfEqualSizeStopTheStep) {
+  ToyConfig config = SmallConfig(3);
+  config.options.prefetch_bytes = 0;
+  config.options.reuse_distance_bytes = -1;
+  config.options.poison_released = false;
+  config.steps = 3;
+  config.before_step = [](int step, int rank, PartitionedModel& model) -> absl::Status {
+    if (step != 1) return absl::OkStatus();
+    // The blocks of two layers, in turn; rank 2 takes the other one first.
+    for (int turn = 0; turn < 2; ++turn) {
+      EK_ASSIGN_OR_RETURN(const LeafId leaf,
+                          model.FindLeaf(absl::StrCat("layers.", rank == 2 ? 1 - turn : turn, ".moe")));
+      EK_RETURN_IF_ERROR(model.Fetch(leaf).status());
+      EK_RETURN_IF_ERROR(model.Release(leaf));
+    }
+    return absl::OkStatus();
+  };
+  ToyRun run;
+  for (const absl::Status& status : RunToyStatuses(config, &run)) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in different orders")));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rank 2 has an order of its own")));
+  }
+  for (const ToyRank& rank : run.ranks) EXPECT_EQ(rank.steps.size(), 1u);
+}
+
+// Leaves of other sizes are refused by the collective itself, on all ranks, at once.
+TEST(FetchTest, C33_LeavesOfOtherSizesAreRefusedBeforeBytesMove) {
+  ToyConfig config = SmallConfig(3);
+  config.steps = 3;
+  config.before_step = [](int step, int rank, PartitionedModel& model) -> absl::Status {
+    if (step != 1) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(const LeafId leaf, model.FindLeaf(rank == 1 ? "layers.0" : "layers.0.moe"));
+    return model.Fetch(leaf).status();
+  };
+  ToyRun run;
+  for (const absl::Status& status : RunToyStatuses(config, &run)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  }
 }
 
 TEST(FetchTest, MaxLiveBytesAtRunTimeIsAnErrorBeforeTheCollective) {

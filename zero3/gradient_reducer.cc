@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "evenkeel/runtime/base/checked_math.h"
+#include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/elementwise.h"
 
@@ -123,6 +124,7 @@ absl::StatusOr<absl::Span<const TensorView>> GradientReducer::Open(int unit_inde
 absl::Status GradientReducer::Flush(int unit_index) {
   const Unit& unit = *units_[static_cast<size_t>(unit_index)];
   if (!unit.trainable()) return absl::OkStatus();
+  order_digest_ = CombineDigests(order_digest_, static_cast<uint64_t>(unit_index));
   EK_RETURN_IF_ERROR(Open(unit_index).status());
   Slot& slot = slots_[static_cast<size_t>(unit_index)];
   Pooled& pooled = pool_[static_cast<size_t>(slot.buffer)];

@@ -40,6 +40,8 @@ class GradientReducer {
   // Closes without reducing.
   absl::Status Discard(int unit);
 
+  // A digest of which units were reduced, in order.
+  uint64_t order_digest() const { return order_digest_; }
   int64_t num_collectives() const { return num_collectives_; }
   // Bytes of all pooled buffers.
   int64_t pool_bytes() const;
@@ -80,6 +82,7 @@ class GradientReducer {
   Buffer packed_;  // rank-major copy of a bucket; comm stream only
   int64_t num_collectives_ = 0;
   int64_t num_freed_ = 0;
+  uint64_t order_digest_ = 0;
 };
 
 }  // namespace evenkeel::zero3

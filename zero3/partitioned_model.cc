@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/elementwise.h"
@@ -221,7 +222,8 @@ absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
   EK_RETURN_IF_ERROR(coordinator->EndPass());
   absl::Status replicas;
   if (check_due_) EK_RETURN_IF_ERROR(replica_check_->Compare(&replicas));
-  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step(replicas));
+  EK_ASSIGN_OR_RETURN(StepResult result,
+                      optimizer->Step(CombineDigests(coordinator->order_digest(), reducer->order_digest()), replicas));
   if (result.stepped) coordinator->WeightsChanged();
   PrepareReplicaCheck();
   return result;

@@ -1,6 +1,7 @@
 #include "evenkeel/zero3/sharded_optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -20,6 +21,7 @@ namespace {
 constexpr int64_t kNonFinite = 1;
 constexpr int64_t kShardChanged = 2;
 constexpr int64_t kReplicasDiffer = 4;
+constexpr int64_t kOrderDiffers = 8;
 
 ErrorContext Where(const ModelGroups& groups) {
   ErrorContext where;
@@ -133,10 +135,13 @@ absl::Status ShardedOptimizer::AllReduceWords(comm::Communicator* group, absl::S
   return stream.Synchronize();
 }
 
-absl::StatusOr<int64_t> ShardedOptimizer::Vote(int64_t flags) {
-  EK_RETURN_IF_ERROR(AllReduceWords(groups_.dp, absl::MakeSpan(&flags, 1), comm::ReduceOp::kBitOr, *comm_));
-  EK_RETURN_IF_ERROR(AllReduceWords(groups_.tp, absl::MakeSpan(&flags, 1), comm::ReduceOp::kBitOr, *compute_));
-  return flags;
+// All digests are equal exactly when no bit is set both in the or of them and in the or of their complements.
+absl::StatusOr<int64_t> ShardedOptimizer::Vote(int64_t flags, uint64_t order_digest) {
+  const auto digest = static_cast<int64_t>(order_digest);
+  std::array<int64_t, 3> words = {flags, digest, ~digest};
+  EK_RETURN_IF_ERROR(AllReduceWords(groups_.dp, absl::MakeSpan(words), comm::ReduceOp::kBitOr, *comm_));
+  EK_RETURN_IF_ERROR(AllReduceWords(groups_.tp, absl::MakeSpan(words), comm::ReduceOp::kBitOr, *compute_));
+  return words[0] | ((words[1] & words[2]) != 0 ? kOrderDiffers : 0);
 }
 
 // Integers, so the order of the groups does not matter.
@@ -164,14 +169,15 @@ absl::StatusOr<double> ShardedOptimizer::GlobalNorm(Sums& sums) {
   return total.Norm();
 }
 
-absl::StatusOr<StepResult> ShardedOptimizer::Step(const absl::Status& replicas) {
+absl::StatusOr<StepResult> ShardedOptimizer::Step(uint64_t order_digest, const absl::Status& replicas) {
   Sums sums;
   const int64_t non_finite = AddLocalSquares(sums);
   std::vector<std::string> changed;
   if (verify_shards_) EK_RETURN_IF_ERROR(FindChangedShards(changed));
   const int64_t flags =
       (non_finite > 0 ? kNonFinite : 0) | (changed.empty() ? 0 : kShardChanged) | (replicas.ok() ? 0 : kReplicasDiffer);
-  EK_ASSIGN_OR_RETURN(const int64_t votes, Vote(flags));
+  EK_ASSIGN_OR_RETURN(const int64_t votes, Vote(flags, order_digest));
+  if ((votes & kOrderDiffers) != 0) return ReportOrder(order_digest);
   if ((votes & kReplicasDiffer) != 0) {
     return replicas.ok() ? MakeError(absl::StatusCode::kDataLoss, Where(groups_), "replicas of other ranks differ")
                          : replicas;
@@ -271,22 +277,44 @@ absl::Status ShardedOptimizer::FindChangedShards(std::vector<std::string>& names
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<int64_t>> ShardedOptimizer::GatherWords(int64_t own) const {
+  const int size = SizeOfGroup(groups_.dp);
+  std::vector<int64_t> words(static_cast<size_t>(size), own);
+  if (size == 1) return words;
+  const TensorView all(words_.data(), DType::kI64, Shape({size}));
+  const TensorView mine(words_.data() + size * static_cast<int64_t>(sizeof(int64_t)), DType::kI64, Shape({1}));
+  EK_RETURN_IF_ERROR(comm_->Copy(mine.raw(), &own, sizeof(int64_t)));
+  EK_RETURN_IF_ERROR(groups_.dp->AllGather(mine, all, *comm_));
+  EK_RETURN_IF_ERROR(comm_->Copy(words.data(), all.raw(), all.num_bytes()));
+  EK_RETURN_IF_ERROR(comm_->Synchronize());
+  return words;
+}
+
+absl::Status ShardedOptimizer::ReportOrder(uint64_t order_digest) const {
+  ErrorContext where = Where(groups_);
+  where.sequence = step_;
+  where.next_step = "make every rank fetch and flush the same leaves in the same order; a leaf may hold unused experts";
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> digests, GatherWords(static_cast<int64_t>(order_digest)));
+  int64_t common = digests[0];
+  for (int64_t candidate : digests) {
+    if (std::count(digests.begin(), digests.end(), candidate) > std::count(digests.begin(), digests.end(), common)) {
+      common = candidate;
+    }
+  }
+  for (size_t r = 0; r < digests.size(); ++r) {
+    if (digests[r] != common) where.findings.push_back({static_cast<int>(r), "has an order of its own"});
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, where,
+                   "the ranks gathered or reduced leaves in different orders; the step was not taken");
+}
+
 absl::Status ShardedOptimizer::ReportChangedShards(const std::vector<std::string>& names) const {
   ErrorContext where = Where(groups_);
   where.sequence = step_;
   where.next_step = "the step was not taken; restart from the last checkpoint";
-  const int size = SizeOfGroup(groups_.dp);
-  std::vector<int64_t> flags(static_cast<size_t>(size), names.empty() ? 0 : 1);
-  if (size > 1) {
-    const TensorView all(words_.data(), DType::kI64, Shape({size}));
-    const TensorView own(words_.data() + size * static_cast<int64_t>(sizeof(int64_t)), DType::kI64, Shape({1}));
-    EK_RETURN_IF_ERROR(comm_->Copy(own.raw(), flags.data(), sizeof(int64_t)));
-    EK_RETURN_IF_ERROR(groups_.dp->AllGather(own, all, *comm_));
-    EK_RETURN_IF_ERROR(comm_->Copy(flags.data(), all.raw(), all.num_bytes()));
-    EK_RETURN_IF_ERROR(comm_->Synchronize());
-  }
-  for (int r = 0; r < size; ++r) {
-    if (flags[static_cast<size_t>(r)] != 0) where.findings.push_back({r, "has a changed shard"});
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> flags, GatherWords(names.empty() ? 0 : 1));
+  for (size_t r = 0; r < flags.size(); ++r) {
+    if (flags[r] != 0) where.findings.push_back({static_cast<int>(r), "has a changed shard"});
   }
   const std::string what =
       names.empty() ? "a weight shard of another rank changed since the last step"

@@ -36,8 +36,10 @@ class ShardedOptimizer {
 
   // Both streams are idle and every unit is reduced. Collective over all groups. On return gradients are zero.
   // Aborted after max_skipped_in_a_row skipped steps; DataLoss where a rank found a shard changed since the last step.
-  // `replicas`: what a comparison of replicas found on this rank; DataLoss on all ranks when it is not OK anywhere.
-  absl::StatusOr<StepResult> Step(const absl::Status& replicas);
+  // FailedPrecondition on all ranks, naming the odd ones, when `order_digest`, of all gathers and reductions so far,
+  // differs: units of equal size may have been mixed up. `replicas`: what a comparison of replicas found on this rank;
+  // DataLoss on all ranks when it is not OK anywhere.
+  absl::StatusOr<StepResult> Step(uint64_t order_digest, const absl::Status& replicas);
   absl::Status ZeroGradients();
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   int64_t step() const { return step_; }
@@ -56,7 +58,11 @@ class ShardedOptimizer {
   int64_t AddLocalSquares(Sums& sums) const;
   // Every word of `words` over the group, with `op`; waits for the result. Nothing for a group of one.
   absl::Status AllReduceWords(comm::Communicator* group, absl::Span<int64_t> words, comm::ReduceOp op, Stream& stream);
-  absl::StatusOr<int64_t> Vote(int64_t flags);
+  // The flags of all ranks; kOrderDiffers among them when the digests are not all equal.
+  absl::StatusOr<int64_t> Vote(int64_t flags, uint64_t order_digest);
+  // The value of every dp rank.
+  absl::StatusOr<std::vector<int64_t>> GatherWords(int64_t own) const;
+  absl::Status ReportOrder(uint64_t order_digest) const;
   absl::StatusOr<double> GlobalNorm(Sums& sums);
   absl::Status Update(double gradient_scale);
   absl::Status UpdateRun(const Unit& unit, const OptimizerRun& run, double gradient_scale);
