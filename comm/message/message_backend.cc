@@ -125,14 +125,15 @@ absl::Status MessageBackend::LookAtProposals(Meeting& meeting, bool* complete) {
   for (int i = 0; i < group.size(); ++i) {
     if (i == meeting.rank) continue;
     const int peer = group.ranks[i];
+    if (std::optional<absl::Status> cause = mailroom_.FindAnswer(peer, meeting.proposal)) {
+      ErrorContext context = meeting.context;
+      if (const auto theirs = GetErrorContext(*cause); theirs.has_value()) context.findings = theirs->findings;
+      return TransportError(cause->code(), context, absl::StrCat("rank ", i, " gave the group up: ", cause->message()));
+    }
     meeting.proposals[i] = mailroom_.PeekProposal(peer);
     if (meeting.proposals[i].has_value()) {
       fingerprints[i] = FingerprintOf(meeting.proposals[i]->body);
       meeting.epoch = std::max(meeting.epoch, meeting.proposals[i]->a);
-    } else if (std::optional<absl::Status> cause = mailroom_.FindAnswer(peer, meeting.proposal)) {
-      ErrorContext context = meeting.context;
-      if (const auto theirs = GetErrorContext(*cause); theirs.has_value()) context.findings = theirs->findings;
-      return TransportError(cause->code(), context, absl::StrCat("rank ", i, " gave the group up: ", cause->message()));
     } else if (wire_->Health(peer, /*describe=*/false).state == PeerHealth::State::kDead ||
                mailroom_.SaidGoodbye(peer)) {
       ErrorContext context = meeting.context;
@@ -161,6 +162,8 @@ absl::Status MessageBackend::GiveUp(const Meeting& meeting, absl::Status cause) 
                                     .id = meeting.proposal,
                                     .a = meeting.proposals[i].has_value() ? meeting.proposals[i]->id : -1,
                                     .body = EncodeStatus(cause)});
+    // A proposal that has been answered is used up: its rank gives up too.
+    if (meeting.proposals[i].has_value()) mailroom_.TakeProposal(group.ranks[i]);
   }
   return cause;
 }

@@ -113,7 +113,7 @@ class Pass {
     EK_RETURN_IF_ERROR(Note("reduce_scatter_v", own));
     Guarded in_place(dtype_, n_);
     const std::vector<char> mine = PositionUnique(dtype_, n_, 4, group_.rank());
-    std::memcpy(in_place.data(), mine.data(), mine.size());
+    std::copy(mine.begin(), mine.end(), in_place.data());
     EK_RETURN_IF_ERROR(group_.AllReduce(in_place.view(), in_place.view(), ReduceOp::kSum, stream_));
     return Note("all_reduce in place", in_place);
   }
@@ -149,7 +149,7 @@ class Pass {
       Guarded buffer(dtype_, n_);
       if (root == group_.rank()) {
         const std::vector<char> mine = PositionUnique(dtype_, n_, 9, root);
-        std::memcpy(buffer.data(), mine.data(), mine.size());
+        std::copy(mine.begin(), mine.end(), buffer.data());
       }
       EK_RETURN_IF_ERROR(group_.Broadcast(buffer.view(), root, stream_));
       EK_RETURN_IF_ERROR(Note("broadcast", buffer));

@@ -11,6 +11,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/mpi/mpi_backend.h"
 #include "evenkeel/comm/mpi/testing/mpi_test_world.h"
 #include "evenkeel/comm/topology.h"
@@ -72,6 +74,9 @@ int Main(int argc, char** argv) {
   };
   if (g_world->rank() != 0) listeners.Append(new FailurePrinter);
   const int result = RUN_ALL_TESTS();
+  // The launcher drops what has been written last when a process ends with an error: give it time to read.
+  std::fflush(nullptr);
+  if (result != 0) absl::SleepFor(absl::Milliseconds(300));
   world->reset();
   return result;
 }
