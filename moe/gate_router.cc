@@ -120,7 +120,7 @@ absl::Status GateRouter::Choose(const RouterInput& input, const RouterStep& step
 absl::Status GateRouter::PlaceRoutes(const absl::Status& local, const RouterStep& step, Stream& stream,
                                      RoutingDecision* decision) const {
   const auto agree = [&](int64_t need) {
-    return AgreeOnCapacity(config_.layer, local, need, groups_.ep, device_, stream);
+    return AgreeOnCapacity(config_.layer, local, need, groups_.ep, groups_.tp, device_, stream);
   };
   if (!local.ok()) return CapacityNeedsAgreement(config_.capacity) ? agree(0).status() : local;
   EK_ASSIGN_OR_RETURN(decision->capacity,

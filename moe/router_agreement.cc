@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,27 @@ absl::StatusOr<std::vector<int64_t>> Gather(absl::Span<const int64_t> mine, comm
   if (status.ok()) status = stream.Copy(all.data(), receive.view().raw(), receive.view().num_bytes());
   EK_RETURN_IF_ERROR(Finish(status, stream));
   return all;
+}
+
+// value = the largest of the group's values.
+absl::Status MaxOver(comm::Communicator* group, Device* device, Stream& stream, int64_t* value) {
+  if (IsAlone(group)) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(Tensor scratch, Tensor::Create(device, DType::kI64, {1}));
+  absl::Status status = stream.Copy(scratch.view().raw(), value, sizeof(*value));
+  if (status.ok()) status = group->AllReduce(scratch.view(), scratch.view(), comm::ReduceOp::kMax, stream);
+  if (status.ok()) status = stream.Copy(value, scratch.view().raw(), sizeof(*value));
+  return Finish(status, stream);
+}
+
+// How often a maximum must pass from EP groups through TP groups until all ranks that hang together have it: 0 unless
+// EP groups cut TP groups. Both are blocks of consecutive ranks then, lcm(E, T) ranks hang together, and they are a
+// chain of lcm / E EP groups, each sharing a TP group with the next.
+int64_t RoundsThroughLanes(const comm::Communicator* ep, const comm::Communicator* tp) {
+  if (IsAlone(ep) || IsAlone(tp)) return 0;
+  // A lane's own EP group has ranks T apart, one of whole experts consecutive ranks.
+  const bool spans_lanes = ep->group().ranks[1] - ep->group().ranks[0] == 1;
+  if (!spans_lanes || ep->size() % tp->size() == 0 || tp->size() % ep->size() == 0) return 0;
+  return std::lcm<int64_t>(ep->size(), tp->size()) / ep->size() - 1;
 }
 
 // One lane's summary of its decision.
@@ -110,17 +132,14 @@ absl::Status NameFirstToken(absl::string_view layer, const RoutingDecision& deci
 }  // namespace
 
 absl::StatusOr<int64_t> AgreeOnCapacity(absl::string_view layer, const absl::Status& local, int64_t need,
-                                        comm::Communicator* ep, Device* device, Stream& stream) {
-  if (IsAlone(ep)) {
-    if (!local.ok()) return local;
-    return need;
-  }
+                                        comm::Communicator* ep, comm::Communicator* tp, Device* device,
+                                        Stream& stream) {
   int64_t agreed = local.ok() ? need : kFailed;
-  EK_ASSIGN_OR_RETURN(Tensor value, Tensor::Create(device, DType::kI64, {1}));
-  absl::Status status = stream.Copy(value.view().raw(), &agreed, sizeof(agreed));
-  if (status.ok()) status = ep->AllReduce(value.view(), value.view(), comm::ReduceOp::kMax, stream);
-  if (status.ok()) status = stream.Copy(&agreed, value.view().raw(), sizeof(agreed));
-  EK_RETURN_IF_ERROR(Finish(status, stream));
+  EK_RETURN_IF_ERROR(MaxOver(ep, device, stream, &agreed));
+  for (int64_t round = RoundsThroughLanes(ep, tp); round > 0; --round) {
+    EK_RETURN_IF_ERROR(MaxOver(tp, device, stream, &agreed));
+    EK_RETURN_IF_ERROR(MaxOver(ep, device, stream, &agreed));
+  }
   if (!local.ok()) return local;
   if (agreed == kFailed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, Where(layer, "route", *ep),

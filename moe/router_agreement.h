@@ -13,11 +13,13 @@
 
 namespace evenkeel::moe {
 
-// The largest `need` of all ranks of `ep` (null or one rank: `need` itself): one i64 all-reduce. `local` is this rank's
-// own state; a rank that failed takes part all the same, so nobody waits for it, and every other rank gets
-// FailedPrecondition. Returns `local` where it is an error.
+// The largest `need` of all ranks of `ep` (null or one rank: `need` itself): one i64 all-reduce. Where EP groups of
+// whole experts cut TP groups (T and E divide neither the other), the maximum travels on through lanes and EP groups, a
+// number of rounds that depends on T and E alone, until all that must agree have it. `local` is this rank's own state;
+// a rank that failed takes part all the same, so nobody waits for it, and every other rank gets FailedPrecondition.
+// Returns `local` where it is an error.
 absl::StatusOr<int64_t> AgreeOnCapacity(absl::string_view layer, const absl::Status& local, int64_t need,
-                                        comm::Communicator* ep, Device* device, Stream& stream);
+                                        comm::Communicator* ep, comm::Communicator* tp, Device* device, Stream& stream);
 
 // OK when all lanes of `tp` (null or one rank: trivially) made bit-identical decisions: four i64 gathered. Otherwise
 // every lane gets the same FailedPrecondition naming the first token that differs and what each lane decided for it.

@@ -107,6 +107,29 @@ TEST(RouterOrdersTest, PaddedAndRaggedOrdersGiveTheSameBits) {
   }
 }
 
+// Whole experts whose EP groups cut TP groups, with token counts that differ: capacities agree all the same.
+TEST(RouterOrdersTest, WholeExpertsWhereEpGroupsCutTpGroups) {
+  for (const int tp : {2, 4}) {
+    for (const CapacityMode mode : {CapacityMode::kFactor, CapacityMode::kNoDrop, CapacityMode::kDropless}) {
+      LayerCase c;
+      c.tp = tp;
+      c.ep = 3;
+      c.dp = 3;
+      c.whole = true;
+      c.experts = 6;
+      c.dtype = DType::kF32;
+      c.mode = mode;
+      c.tokens_of = [](int replica) -> int64_t { return 4 + 8 * replica; };
+      for (const char* name : {"unsharded", "token_sliced", "dedup"}) {
+        SCOPED_TRACE(absl::StrCat(name, " tp ", tp, " mode ", static_cast<int>(mode)));
+        if (mode == CapacityMode::kDropless && std::string(name) == "unsharded") continue;
+        ASSERT_OK_AND_ASSIGN(const LayerRun run, RunLayer(c, *FindOrder(name)));
+        ExpectLikeDense(c, run);
+      }
+    }
+  }
+}
+
 // Masked tokens are zero rows of the output and pass no gradient, whatever they contain.
 TEST(RouterOrdersTest, MaskedTokensAreExactlyZero) {
   const LayerCase c = CaseOf(Kinds()[1], 2, 2, true);

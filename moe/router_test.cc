@@ -328,20 +328,24 @@ TEST(RouterTest, Trail30_ReplayKeepsRoutesAndRecomputesWeights) {
 
 // ---- Ranks ----
 
-// Runs `body(rank, tp, ep)` on tp * ep ranks; lane = rank % tp, source = rank / tp.
-std::vector<absl::Status> RunLayout(
-    int tp_size, int ep_size,
-    const std::function<absl::Status(int lane, int source, const RouterGroups& groups)>& body) {
-  auto world = comm::InProcessWorld::Create({.world_size = tp_size * ep_size, .deadline = absl::Seconds(20)});
+using RankBody = std::function<absl::Status(int lane, int source, const RouterGroups& groups)>;
+
+// Runs `body` on every rank of a layout; lane = rank % tp, source = rank / tp.
+std::vector<absl::Status> RunMesh(const comm::MeshShape& shape, const RankBody& body) {
+  auto world = comm::InProcessWorld::Create({.world_size = shape.tp * shape.dp, .deadline = absl::Seconds(20)});
   EXPECT_OK(world.status());
   return comm::RunRanks(**world, [&](comm::Backend& backend) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const comm::Mesh mesh,
-                        comm::Mesh::Create({.tp = tp_size, .ep = ep_size, .dp = ep_size, .etp = tp_size}));
+    EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(shape));
     EK_ASSIGN_OR_RETURN(const auto tp, backend.CreateGroup(mesh.GroupOf(comm::Axis::kTp, backend.rank())));
     EK_ASSIGN_OR_RETURN(const auto ep, backend.CreateGroup(mesh.GroupOf(comm::Axis::kEp, backend.rank())));
     return body(mesh.Coordinate(comm::Axis::kTp, backend.rank()), mesh.Coordinate(comm::Axis::kDp, backend.rank()),
-                {.tp = tp.get(), .ep = ep.get(), .tp_size = tp_size});
+                {.tp = tp.get(), .ep = ep.get(), .tp_size = shape.tp});
   });
+}
+
+// Experts with expert TP, one EP group per lane.
+std::vector<absl::Status> RunLayout(int tp_size, int ep_size, const RankBody& body) {
+  return RunMesh({.tp = tp_size, .ep = ep_size, .dp = ep_size, .etp = tp_size}, body);
 }
 
 // Different token counts on every source, every capacity mode, expert TP on: one capacity, a multiple of T, everywhere;
@@ -380,6 +384,52 @@ TEST(RouterRanksTest, Trail1_Trail3_Trail4_Trail21_OneCapacityAndOneRouting) {
       }
     }
   }
+}
+
+// Whole experts: EP groups span lanes, and where T and E divide neither the other, they cut TP groups in two. Then the
+// maximum has to travel through lanes and EP groups until all have it.
+TEST(RouterRanksTest, Trail3_Trail4_OneCapacityWhereEpGroupsCutTpGroups) {
+  for (const comm::MeshShape& shape :
+       {comm::MeshShape{.tp = 2, .ep = 3, .dp = 3, .etp = 1}, comm::MeshShape{.tp = 2, .ep = 4, .dp = 4, .etp = 1},
+        comm::MeshShape{.tp = 4, .ep = 2, .dp = 2, .etp = 1}, comm::MeshShape{.tp = 3, .ep = 2, .dp = 2, .etp = 1},
+        comm::MeshShape{.tp = 2, .ep = 5, .dp = 5, .etp = 1}, comm::MeshShape{.tp = 4, .ep = 3, .dp = 3, .etp = 1},
+        comm::MeshShape{.tp = 4, .ep = 6, .dp = 3, .etp = 1}, comm::MeshShape{.tp = 3, .ep = 1, .dp = 2, .etp = 1}}) {
+    SCOPED_TRACE(absl::StrCat("tp ", shape.tp, " ep ", shape.ep, " dp ", shape.dp));
+    for (int fullest = 0; fullest < shape.dp; ++fullest) {
+      std::vector<int64_t> capacity(shape.tp * shape.dp, -1);
+      const auto statuses = RunMesh(shape, [&](int lane, int source, const RouterGroups& groups) -> absl::Status {
+        Bench bench;
+        RouterConfig config = Config(4, 60, 2);
+        config.capacity.mode = CapacityMode::kNoDrop;
+        std::vector<float> x(4 * (source == fullest ? 23 : 3), 1.0f);  // equal tokens: all to the same two experts
+        EK_ASSIGN_OR_RETURN(const RoutingDecision d, bench.Route(config, x, {}, groups));
+        capacity[source * shape.tp + lane] = d.capacity;
+        return d.Validate();
+      });
+      for (const absl::Status& status : statuses) ASSERT_OK(status);
+      // Equal on every EP group and every TP group, and enough for the source that needs most.
+      EXPECT_GE(capacity[fullest * shape.tp], 23);
+      const comm::Mesh mesh = *comm::Mesh::Create(shape);
+      for (const comm::Axis axis : {comm::Axis::kEp, comm::Axis::kTp}) {
+        for (const comm::Group& group : mesh.Groups(axis)) {
+          for (const int rank : group.ranks) EXPECT_EQ(capacity[rank], capacity[group.ranks[0]]);
+        }
+      }
+    }
+  }
+}
+
+// Ranks outside the EP group take no part: they may be in another stage, or finished.
+TEST(RouterRanksTest, Trail15_OnlyTheOwnGroupsAreAsked) {
+  const auto statuses =
+      RunMesh({.tp = 1, .ep = 2, .dp = 4, .etp = 1}, [&](int, int source, const RouterGroups& groups) -> absl::Status {
+        if (source >= 2) return absl::OkStatus();
+        Bench bench;
+        RouterConfig config = Config(8, 4, 2);
+        config.capacity.mode = CapacityMode::kNoDrop;
+        return bench.Route(config, Values(8 * 5, "x"), {}, groups).status();
+      });
+  for (const absl::Status& status : statuses) EXPECT_OK(status);
 }
 
 // One lane's gate is one ulp away at a tie: every lane gets the same error, which names the token and both decisions.
