@@ -9,7 +9,6 @@
 #include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
-#include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/zero3/coordinator.h"
 #include "evenkeel/zero3/fetch_policy.h"
 #include "evenkeel/zero3/gradient_reducer.h"
@@ -75,17 +74,8 @@ class PartitionedModel::Impl {
   absl::Status FlushGradients(int leaf);
   absl::StatusOr<StepResult> Step();
   absl::Status ZeroGradients();
-  absl::Status ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out);
-  std::vector<StateTensor> StateTensors();
   absl::Status StateLoaded(int64_t step);
 
-  // Where a parameter is stored.
-  struct Home {
-    int unit = -1;
-    int position = -1;
-  };
-  Home Find(int parameter) const { return homes_[static_cast<size_t>(parameter)]; }
-  absl::StatusOr<int> StateIndex(absl::string_view state) const;
   absl::Status CheckLeafIndex(int leaf) const;
 
   std::vector<ParameterSpec> parameters;
@@ -94,6 +84,7 @@ class PartitionedModel::Impl {
   std::unique_ptr<Coordinator> coordinator;
   std::unique_ptr<GradientReducer> reducer;
   std::unique_ptr<ShardedOptimizer> optimizer;
+  std::unique_ptr<StateAccess> access;
   const FetchPolicy* policy = nullptr;
   std::vector<std::string> state_names;
 
@@ -101,9 +92,7 @@ class PartitionedModel::Impl {
   absl::Status CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups);
   absl::Status FlushRest();
   void PrepareReplicaCheck();
-  TensorView FragmentView(const Unit& unit, const ShardFragment& f, TensorKind kind, int state) const;
 
-  std::vector<Home> homes_;
   std::unique_ptr<ReplicaCheck> replica_check_;
   int check_interval_ = 0;
   int64_t steps_seen_ = 0;
@@ -140,6 +129,7 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
   const ReducerOptions reducing{.dp_size = SizeOfGroup(groups.dp), .reduce_bucket_bytes = options.reduce_bucket_bytes};
   EK_ASSIGN_OR_RETURN(reducer, GradientReducer::Create(all, reducing, device, compute, comm));
   EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
+  access = std::make_unique<StateAccess>(all, parameters, state_names, device, comm);
   for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->Initialize(options.seed, *comm));
   optimizer->RememberShards();
   replica_check_ = std::make_unique<ReplicaCheck>(all, groups, device, compute, comm);
@@ -151,17 +141,12 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
 
 absl::Status PartitionedModel::Impl::CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups) {
   const PersistenceOptions persistence{options.persistent_elements, options.max_persistent_bytes};
-  homes_.assign(parameters.size(), Home());
   Device* const offload = options.offload_device != nullptr ? options.offload_device : device_;
   const UnitDevices devices{options.offload_weights ? offload : device_, device_, offload};
   for (UnitMembers& members : BuildUnits(parameters, leaves, persistence)) {
     comm::Communicator* group = members.family == Family::kExpert ? groups.edp : groups.dp;
     EK_ASSIGN_OR_RETURN(std::unique_ptr<Unit> unit, Unit::Create(std::move(members), parameters, *policy, group,
                                                                  static_cast<int>(state_names.size()), devices));
-    for (size_t i = 0; i < unit->members().parameters.size(); ++i) {
-      homes_[static_cast<size_t>(unit->members().parameters[i])] = {static_cast<int>(units.size()),
-                                                                    static_cast<int>(i)};
-    }
     flushed_.emplace_back(unit->members().leaves.size(), false);
     reduced_.push_back(false);
     units.push_back(std::move(unit));
@@ -173,7 +158,7 @@ absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Impl::Gradients(i
   std::vector<TensorView>& views = leaf_gradients_[static_cast<size_t>(leaf)];
   views.clear();
   for (int p : leaves[static_cast<size_t>(leaf)].parameters) {
-    const Home home = Find(p);
+    const StateAccess::Home home = access->home(p);
     EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> of_unit, reducer->Open(home.unit));
     views.push_back(of_unit[static_cast<size_t>(home.position)]);
   }
@@ -244,107 +229,6 @@ absl::Status PartitionedModel::Impl::ZeroGradients() {
   }
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   return optimizer->ZeroGradients();
-}
-
-absl::StatusOr<int> PartitionedModel::Impl::StateIndex(absl::string_view state) const {
-  for (size_t i = 0; i < state_names.size(); ++i) {
-    if (state_names[i] == state) return static_cast<int>(i);
-  }
-  return Error(absl::StatusCode::kNotFound, "read", state,
-               absl::StrCat("the optimizer has no such state; it has: ", absl::StrJoin(state_names, ", ")));
-}
-
-TensorView PartitionedModel::Impl::FragmentView(const Unit& unit, const ShardFragment& f, TensorKind kind,
-                                                int state) const {
-  const DType dtype = unit.specs()[static_cast<size_t>(f.parameter)].dtype;
-  switch (kind) {
-    case TensorKind::kMaster:
-      if (dtype == DType::kBF16) return unit.Masters(f.gradient_offset, f.count);
-      return unit.Weights(f.weight_offset, dtype, f.count);
-    case TensorKind::kWeight:
-      return unit.Weights(f.weight_offset, dtype, f.count);
-    case TensorKind::kGradient:
-      return unit.Gradients(f.gradient_offset, f.count);
-    case TensorKind::kState:
-      return unit.State(state, f.gradient_offset, f.count);
-  }
-  return TensorView();
-}
-
-absl::Status PartitionedModel::Impl::ReadTensor(int parameter, TensorKind kind, absl::string_view state,
-                                                TensorView out) {
-  if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
-    return Error(absl::StatusCode::kInvalidArgument, "read", "",
-                 absl::StrCat("parameter ", parameter, " of ", parameters.size()));
-  }
-  const ParameterSpec& spec = parameters[static_cast<size_t>(parameter)];
-  if (out.num_elements() != spec.num_elements()) {
-    return Error(absl::StatusCode::kInvalidArgument, "read", spec.name,
-                 absl::StrCat("out has ", out.num_elements(), " elements, the parameter ", spec.num_elements()));
-  }
-  if (kind != TensorKind::kWeight && !spec.trainable) {
-    return Error(absl::StatusCode::kFailedPrecondition, "read", spec.name, "the parameter is frozen");
-  }
-  int state_index = -1;
-  if (kind == TensorKind::kState) {
-    EK_ASSIGN_OR_RETURN(state_index, StateIndex(state));
-  }
-  const int position = Find(parameter).position;
-  const Unit& unit = *units[static_cast<size_t>(Find(parameter).unit)];
-  const DType dtype = kind == TensorKind::kWeight                                 ? spec.dtype
-                      : kind == TensorKind::kMaster && spec.dtype != DType::kBF16 ? spec.dtype
-                                                                                  : unit.gradient_dtype();
-  // Elements per rank, from the layout alone.
-  std::vector<int64_t> counts;
-  for (const auto& fragments : unit.layout().fragments) {
-    counts.push_back(0);
-    for (const ShardFragment& f : fragments) counts.back() += f.parameter == position ? f.count : 0;
-  }
-  const bool local = unit.group() == nullptr || unit.layout().replicated;
-  const int64_t own_count = counts[static_cast<size_t>(unit.rank())];
-  EK_ASSIGN_OR_RETURN(Buffer own, device_->Allocate(own_count * SizeOf(dtype)));
-  EK_ASSIGN_OR_RETURN(Buffer whole, device_->Allocate(local ? 0 : spec.num_elements() * SizeOf(dtype)));
-  int64_t done = 0;
-  for (const ShardFragment& f : unit.fragments()) {
-    if (f.parameter != position) continue;
-    const TensorView part = FragmentView(unit, f, kind, state_index);
-    EK_RETURN_IF_ERROR(comm_->Copy(own.data() + done, part.raw(), part.num_bytes()));
-    done += part.num_bytes();
-  }
-  const TensorView mine(own.data(), dtype, Shape({own_count}));
-  TensorView result = mine;
-  if (!local) {
-    result = TensorView(whole.data(), dtype, Shape({spec.num_elements()}));
-    EK_RETURN_IF_ERROR(unit.group()->AllGatherV(mine, result, counts, *comm_));
-  }
-  if (result.num_elements() > 0) {
-    EK_RETURN_IF_ERROR(Cast(result, out.Reshaped(Shape({out.num_elements()})), *comm_));
-  }
-  return comm_->Synchronize();
-}
-
-std::vector<StateTensor> PartitionedModel::Impl::StateTensors() {
-  std::vector<StateTensor> tensors;
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    const int position = Find(static_cast<int>(p)).position;
-    const Unit& unit = *units[static_cast<size_t>(Find(static_cast<int>(p)).unit)];
-    const bool trainable = parameters[p].trainable;
-    const auto add = [&](TensorKind kind, std::string state, int index) {
-      StateTensor tensor;
-      tensor.parameter = static_cast<int>(p);
-      tensor.kind = kind;
-      tensor.state = std::move(state);
-      tensor.owned = !unit.layout().replicated || unit.rank() == 0;
-      for (const ShardFragment& f : unit.fragments()) {
-        if (f.parameter == position) tensor.fragments.push_back({f.begin, FragmentView(unit, f, kind, index)});
-      }
-      tensors.push_back(std::move(tensor));
-    };
-    add(trainable && parameters[p].dtype == DType::kBF16 ? TensorKind::kMaster : TensorKind::kWeight, "", -1);
-    if (!trainable) continue;
-    for (size_t s = 0; s < state_names.size(); ++s) add(TensorKind::kState, state_names[s], static_cast<int>(s));
-  }
-  return tensors;
 }
 
 absl::Status PartitionedModel::Impl::StateLoaded(int64_t step) {
@@ -431,10 +315,10 @@ TraceState PartitionedModel::trace_state() const {
 std::string PartitionedModel::PlanText() const { return impl_->coordinator->PlanText(); }
 
 absl::Status PartitionedModel::ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out) {
-  return impl_->ReadTensor(parameter, kind, state, out);
+  return impl_->access->ReadTensor(parameter, kind, state, out);
 }
 
-std::vector<StateTensor> PartitionedModel::StateTensors() { return impl_->StateTensors(); }
+std::vector<StateTensor> PartitionedModel::StateTensors() { return impl_->access->StateTensors(); }
 absl::Status PartitionedModel::StateLoaded(int64_t step) { return impl_->StateLoaded(step); }
 int64_t PartitionedModel::step() const { return impl_->optimizer->step(); }
 

@@ -39,6 +39,7 @@
 #include "evenkeel/zero3/leaf_selection.h"
 #include "evenkeel/zero3/model_types.h"
 #include "evenkeel/zero3/parameter_spec.h"
+#include "evenkeel/zero3/state_access.h"
 
 namespace evenkeel::zero3 {
 
@@ -87,25 +88,6 @@ struct ModelCounts {
 };
 
 enum class TraceState : uint8_t { kRecording, kComplete };
-
-// What can be read back in full. Optimizer states are "momentum", or "first_moment" and "second_moment".
-enum class TensorKind : uint8_t { kWeight, kMaster, kGradient, kState };
-
-// One tensor that this rank holds a part of: what a checkpoint saves. Fragments are in ascending order and free of
-// padding; over the ranks of the family's group they cover every element exactly once.
-struct StateTensor {
-  int parameter = -1;
-  TensorKind kind = TensorKind::kWeight;  // kMaster where the weight has one, else kWeight; kState
-  std::string state;                      // name of the optimizer state, empty for weights
-  struct Fragment {
-    int64_t begin = 0;  // first element inside the parameter's local shape, row-major
-    TensorView data;    // this rank's elements, rank 1; may be written (load)
-  };
-  std::vector<Fragment> fragments;
-  // False where another rank of the family's group holds the same elements (policy "replicated", all but its rank 0):
-  // to be loaded, but not to be saved.
-  bool owned = true;
-};
 
 // One rank's part of the model. Fetch and Release are thread-safe; everything else is called by one thread at a time.
 class PartitionedModel {
