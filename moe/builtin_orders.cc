@@ -172,9 +172,27 @@ class Registry {
   std::vector<Registered> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
+// "x" or "x:n".
+absl::StatusOr<Order> Overlapped(absl::string_view name, absl::string_view inner) {
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(inner, absl::MaxSplits(':', 1));
+  EK_ASSIGN_OR_RETURN(Registered entry, Registry::Get().Find(parts.first));
+  entry.order.chunks = 2;
+  const bool good = parts.second.empty() || absl::SimpleAtoi(parts.second, &entry.order.chunks);
+  if (!good || entry.order.chunks < 1 || entry.order.chunks > kMaxOrderChunks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", name, "': the number of chunks must be 1 to ", kMaxOrderChunks));
+  }
+  entry.order.name = std::string(name);
+  entry.order.note = absl::StrCat(parts.first, " in ", entry.order.chunks, " chunks of experts, exchanges beside them");
+  EK_RETURN_IF_ERROR(CheckOrder(entry.order).status());
+  return std::move(entry.order);
+}
+
 }  // namespace
 
 absl::StatusOr<Order> FindOrder(absl::string_view name) {
+  absl::string_view inner = name;
+  if (absl::ConsumePrefix(&inner, "overlapped(") && absl::ConsumeSuffix(&inner, ")")) return Overlapped(name, inner);
   EK_ASSIGN_OR_RETURN(Registered entry, Registry::Get().Find(name));
   return std::move(entry.order);
 }

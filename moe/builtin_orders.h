@@ -18,7 +18,8 @@
 
 namespace evenkeel::moe {
 
-// The order of that name. NotFound listing what is linked.
+// The order of that name. "overlapped(x)" is order x in 2 chunks, "overlapped(x:4)" in 4 (see OrderProto::chunks).
+// NotFound listing what is linked; InvalidArgument for a number of chunks that cannot be.
 absl::StatusOr<Order> FindOrder(absl::string_view name);
 
 // The text of a registered order, as a user would write it. NotFound likewise.

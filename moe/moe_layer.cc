@@ -30,6 +30,7 @@ struct MoeTapeState {
   RowMaps maps;
   Schedules schedules;
   IndexPool indices;
+  std::vector<std::unique_ptr<Event>> events;
   OrderTraffic forward_traffic;
   OrderTraffic backward_traffic;
   OrderMemory memory;
@@ -128,6 +129,9 @@ class MoeLayerImpl final : public MoeLayer {
                           .replay = call.replay};
     EK_ASSIGN_OR_RETURN(state.decision, router_->Route(state.router_input, call.step, stream));
     EK_RETURN_IF_ERROR(Plan(all_tokens.shape().dim(0), &state, stream));
+    if (order_.order.chunks > 1 && ep_size() > 1 && !stream.is_inline() && exchange_stream_ == nullptr) {
+      EK_ASSIGN_OR_RETURN(exchange_stream_, device_->CreateStream("moe.exchange"));
+    }
 
     OrderExecutor executor(Input(order_.forward, state.schedules.forward, weights, &state, false), device_,
                            &state.indices, &stream);
@@ -235,7 +239,8 @@ class MoeLayerImpl final : public MoeLayer {
                   .tp = tp_size(),
                   .ep = ep_size(),
                   .lane = lane(),
-                  .slot_classes = decision.slot_classes};
+                  .slot_classes = decision.slot_classes,
+                  .chunks = order_.order.chunks};
     maps.ragged = order_.is_ragged();
     maps.deduplicated = order_.is_deduplicated();
     if (maps.deduplicated) {
@@ -402,6 +407,8 @@ class MoeLayerImpl final : public MoeLayer {
     input.maps = &state->maps;
     input.tp = groups_.tp;
     input.ep = groups_.ep;
+    input.exchange_stream = exchange_stream_.get();
+    input.events = &state->events;
     input.experts = experts_;
     input.weights = weights.experts;
     const Shape routes({state->decision.num_routes()});
@@ -445,6 +452,7 @@ class MoeLayerImpl final : public MoeLayer {
   Device* const device_;
   ExpertShape experts_;
   bool dispatches_own_tokens_ = false;
+  std::unique_ptr<Stream> exchange_stream_;  // of orders with chunks, beside a worker stream
   std::function<void(const MoeTap&)> observer_;
 };
 

@@ -287,6 +287,41 @@ TEST(MoeLayerTest, DedupSumsDoNotDependOnE) {
   }
 }
 
+// Chunks of experts in turn, the exchange of one beside the experts of another: the same bits and bytes.
+TEST(MoeLayerTest, OverlappedHasTheBitsOfItsOrder) {
+  for (const char* inner : {"reference", "drop_gather", "fused", "unsharded"}) {
+    for (int tp : {1, 2}) {
+      for (int ep : {1, 2, 4}) {
+        LayerCase c = {.tp = tp, .ep = ep, .experts = 16, .top_k = 3, .tokens = 7, .dtype = DType::kF32};
+        c.activation = ExpertActivation::kSwiGlu;
+        c.bias = true;
+        c.whole = std::string(inner) == "unsharded";
+        const LayerRun plain = RunOrder(c, inner);
+        for (const char* chunks : {":2", ":4"}) {
+          for (bool worker : {false, true}) {
+            c.worker_stream = worker;
+            const std::string order = absl::StrCat("overlapped(", inner, chunks, ")");
+            const LayerRun run = RunOrder(c, order);
+            ExpectBitwiseEqual(plain, run, Name(c, order));
+            for (size_t r = 0; r < run.ranks.size(); ++r) {
+              EXPECT_EQ(run.ranks[r].forward.bytes(comm::Axis::kEp), plain.ranks[r].forward.bytes(comm::Axis::kEp));
+              EXPECT_EQ(run.ranks[r].backward.bytes(comm::Axis::kTp), plain.ranks[r].backward.bytes(comm::Axis::kTp));
+            }
+            if (!worker) ExpectCounts(run, Name(c, order));
+          }
+        }
+        c.worker_stream = false;
+      }
+    }
+  }
+}
+
+TEST(MoeLayerTest, OverlappedNeedsEqualChunks) {
+  LayerCase c = {.tp = 1, .ep = 2, .experts = 4, .top_k = 2};
+  EXPECT_THAT(RunLayer(c, *FindOrder("overlapped(fused:4)")).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("wants 4 chunks")));
+}
+
 // More rows than one block of the weight gradient: a ragged order sums them at the padded orders' positions.
 TEST(MoeLayerTest, WeightGradientsSumRowsAtCanonicalPositions) {
   LayerCase c = {.tp = 2, .ep = 2, .experts = 2, .top_k = 1, .tokens = 300, .dtype = DType::kF32};

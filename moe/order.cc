@@ -26,6 +26,16 @@ AxisType TypedOrder::weighted_rows() const {
   return {};
 }
 
+ChunkedSteps ChunkedStepsOf(const std::vector<TypedStep>& program) {
+  ChunkedSteps steps;
+  for (size_t i = 0; i < program.size(); ++i) {
+    if (program[i].step.kind != StepKind::kAllToAll) continue;
+    if (steps.end == 0) steps.first = static_cast<int>(i);
+    steps.end = static_cast<int>(i) + 1;
+  }
+  return steps;
+}
+
 absl::string_view PlacementLetter(Placement placement) {
   switch (placement) {
     case Placement::kUnset:

@@ -84,7 +84,7 @@ struct Order {
   ExpertLayout expert_layout = ExpertLayout::kTensorParallel;
   AxisType input;   // of the tokens on TP: I, or V(tokens)
   AxisType output;  // likewise
-  int chunks = 1;
+  int chunks = 1;   // of each rank's experts; see OrderProto::chunks
   std::vector<Step> steps;
 };
 
@@ -111,6 +111,14 @@ struct TypedOrder {
   // gradient.
   AxisType weighted_rows() const;
 };
+
+// The steps that an order with chunks runs chunk by chunk: from the first exchange to the last.
+struct ChunkedSteps {
+  int first = 0;
+  int end = 0;  // equal to `first` when there is no exchange
+  bool holds(int index) const { return index >= first && index < end; }
+};
+ChunkedSteps ChunkedStepsOf(const std::vector<TypedStep>& program);
 
 // "I", "R", "V", "P".
 absl::string_view PlacementLetter(Placement placement);

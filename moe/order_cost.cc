@@ -220,6 +220,11 @@ absl::Status CheckOrderSizes(const TypedOrder& order, const OrderSizes& sizes) {
   if (sizes.experts % sizes.ep != 0) {
     return absl::InvalidArgumentError(absl::StrCat(sizes.experts, " experts are not divisible by ep ", sizes.ep));
   }
+  if (sizes.experts / sizes.ep % order.order.chunks != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("order '", order.order.name, "' wants ", order.order.chunks,
+                                                   " chunks of equally many local experts; there are ",
+                                                   sizes.experts / sizes.ep));
+  }
   if (!order.is_ragged() && sizes.capacity % sizes.tp != 0) {
     return absl::InvalidArgumentError(absl::StrCat("capacity ", sizes.capacity, " is not a multiple of tp ", sizes.tp));
   }
@@ -283,11 +288,13 @@ DType ElementType(Dim form, DType dtype, bool backward) {
 OrderTraffic ComputeTraffic(const TypedOrder& order, const OrderSizes& sizes, bool backward) {
   const Flows flows = FlowsOf(order, sizes);
   OrderTraffic traffic;
-  for (const TypedStep& typed : backward ? order.backward : order.forward) {
-    AxisTraffic& axis = typed.step.axis == comm::Axis::kEp ? traffic.ep : traffic.tp;
-    const AxisTraffic step = StepTraffic(typed, sizes, flows, backward);
+  const std::vector<TypedStep>& program = backward ? order.backward : order.forward;
+  const ChunkedSteps chunked = ChunkedStepsOf(program);
+  for (size_t i = 0; i < program.size(); ++i) {
+    AxisTraffic& axis = program[i].step.axis == comm::Axis::kEp ? traffic.ep : traffic.tp;
+    const AxisTraffic step = StepTraffic(program[i], sizes, flows, backward);
     axis.bytes += step.bytes;
-    axis.collectives += step.collectives;
+    axis.collectives += step.collectives * (chunked.holds(static_cast<int>(i)) ? order.order.chunks : 1);
   }
   AddControl(order, sizes, flows, backward, &traffic);
   return traffic;

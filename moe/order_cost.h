@@ -49,6 +49,7 @@ struct OrderSizes {
   int ep = 1;
   int lane = 0;
   int slot_classes = 1;                         // of the router's decisions
+  int chunks = 1;                               // of the order: set by whoever has it (the functions below do)
   std::optional<RaggedRows> rows = {};          // none: balanced routing without drops is assumed
   std::optional<RaggedRows> destinations = {};  // the same of rows per (token, destination), where tokens travel so
 };

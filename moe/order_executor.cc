@@ -11,6 +11,13 @@ namespace {
 
 bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
 
+// The matrices of `count` experts from `first` on.
+template <typename View>
+ExpertTensors<View> ChunkOf(const ExpertTensors<View>& all, int64_t first, int64_t count) {
+  const auto part = [&](const View& view) { return view.num_elements() == 0 ? view : view.Rows(first, count); };
+  return {part(all.w_in), part(all.w_gate), part(all.w_out), part(all.b_in), part(all.b_gate), part(all.b_out)};
+}
+
 }  // namespace
 
 IndexPool::Index IndexPool::Get(const std::string& key, const std::function<std::vector<int32_t>()>& make) {
@@ -26,10 +33,12 @@ void OrderExecutor::Give(int buffer, Tensor tensor) {
 
 absl::Status OrderExecutor::Run(ConstTensorView input, TensorView output) {
   buffers_.resize(in_.schedule->buffers.size());
+  arriving_.resize(in_.schedule->buffers.size());
   input_ = input;
   output_ = output;
   const absl::Status status = RunAll();
   // Queued work may still use the buffers that are about to go.
+  if (!status.ok() && in_.exchange_stream != nullptr) in_.exchange_stream->Synchronize().IgnoreError();
   if (!status.ok() && !stream_.is_inline()) stream_.Synchronize().IgnoreError();
   return status;
 }
@@ -37,9 +46,11 @@ absl::Status OrderExecutor::Run(ConstTensorView input, TensorView output) {
 absl::Status OrderExecutor::RunAll() {
   for (const Action& action : in_.schedule->actions) {
     for (int buffer : action.allocate) EK_RETURN_IF_ERROR(Allocate(buffer));
+    EK_RETURN_IF_ERROR(WaitForExchanges(action));
     EK_RETURN_IF_ERROR(RunAction(action));
     if (action.ends_step && in_.observer) in_.observer(action.step, Read(action.out));
-    for (int buffer : action.release) EK_RETURN_IF_ERROR(Release(buffer));
+    const bool exchanged = action.kind == ActionKind::kExchange && in_.exchange_stream != nullptr;
+    for (int buffer : action.release) EK_RETURN_IF_ERROR(Release(buffer, exchanged ? *in_.exchange_stream : stream_));
   }
   return absl::OkStatus();
 }
@@ -50,12 +61,36 @@ absl::Status OrderExecutor::Allocate(int buffer) {
   return absl::OkStatus();
 }
 
-absl::Status OrderExecutor::Release(int buffer) {
+absl::Status OrderExecutor::WaitForExchanges(const Action& action) {
+  if (action.kind == ActionKind::kExchange) return absl::OkStatus();  // in order on the exchange stream
+  for (int buffer : {action.in.buffer, action.out.buffer, action.saved_rows.buffer}) {
+    if (buffer < 0) continue;
+    for (Event* event : arriving_[buffer]) EK_RETURN_IF_ERROR(stream_.Wait(event));
+    arriving_[buffer].clear();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OrderExecutor::BeginExchange() {
+  if (in_.exchange_stream == nullptr) return absl::OkStatus();
+  in_.events->push_back(device_->CreateEvent());
+  EK_RETURN_IF_ERROR(stream_.Record(in_.events->back().get()));
+  return in_.exchange_stream->Wait(in_.events->back().get());
+}
+
+absl::Status OrderExecutor::EndExchange(int buffer) {
+  if (in_.exchange_stream == nullptr) return absl::OkStatus();
+  in_.events->push_back(device_->CreateEvent());
+  arriving_[buffer].push_back(in_.events->back().get());
+  return in_.exchange_stream->Record(in_.events->back().get());
+}
+
+absl::Status OrderExecutor::Release(int buffer, Stream& stream) {
   Tensor tensor = std::move(buffers_[buffer]);
   buffers_[buffer] = Tensor();
-  if (stream_.is_inline()) return absl::OkStatus();  // `tensor` goes here
+  if (stream.is_inline()) return absl::OkStatus();  // `tensor` goes here
   // On a worker stream the memory goes when the work before it is done.
-  return stream_.Launch([owned = std::move(tensor)]() mutable {
+  return stream.Launch([owned = std::move(tensor)]() mutable {
     owned = Tensor();
     return absl::OkStatus();
   });
@@ -204,11 +239,15 @@ absl::Status OrderExecutor::Experts(const Action& action) {
                            .dpre = Work(action.dpre),
                            .dgate = Work(action.dgate)};
   const std::vector<int64_t> counts = in_.maps->RowsOfExpert(action.in.type);
+  ExpertShape shape = in_.experts;
+  shape.local_experts /= in_.maps->sizes.chunks;
+  const ExpertWeights weights = ChunkOf(in_.weights, action.chunk * shape.local_experts, shape.local_experts);
   if (action.kind == ActionKind::kExperts) {
-    return ExpertsForward(in_.experts, in_.weights, Read(action.in), counts, work, Write(action.out), stream_);
+    return ExpertsForward(shape, weights, Read(action.in), counts, work, Write(action.out), stream_);
   }
-  return ExpertsBackward(in_.experts, in_.weights, Read(action.saved_rows), counts, in_.maps->Positions(), work,
-                         Read(action.in), Write(action.out), in_.gradients, stream_);
+  const ExpertGradients gradients = ChunkOf(in_.gradients, action.chunk * shape.local_experts, shape.local_experts);
+  return ExpertsBackward(shape, weights, Read(action.saved_rows), counts, in_.maps->Positions(), work, Read(action.in),
+                         Write(action.out), gradients, stream_);
 }
 
 std::vector<int64_t> OrderExecutor::LaneCounts(const ValueType& type) const {
@@ -243,7 +282,12 @@ absl::Status OrderExecutor::ReduceScatter(const Action& action) {
 }
 
 absl::Status OrderExecutor::Exchange(const Action& action) {
-  if (action.in.type.form == Dim::kSlots) return in_.ep->AllToAll(Read(action.in), Write(action.out), stream_);
+  Stream& stream = in_.exchange_stream != nullptr ? *in_.exchange_stream : stream_;
+  if (action.in.type.form == Dim::kSlots) {
+    EK_RETURN_IF_ERROR(BeginExchange());
+    EK_RETURN_IF_ERROR(in_.ep->AllToAll(Read(action.in), Write(action.out), stream));
+    return EndExchange(action.out.buffer);
+  }
   const bool dedup = in_.maps->deduplicated;
   std::vector<int64_t> sent = dedup ? in_.maps->dedup_send.rows_to : in_.maps->send.rows_to;
   std::vector<int64_t> received = dedup ? in_.maps->dedup_receive.rows_from : in_.maps->receive.rows_from;

@@ -44,6 +44,8 @@ struct ExecutorInput {
   const RowMaps* maps = nullptr;
   comm::Communicator* tp = nullptr;  // null: group of one
   comm::Communicator* ep = nullptr;
+  Stream* exchange_stream = nullptr;  // null: exchanges go on the executor's stream like everything else
+  std::vector<std::unique_ptr<Event>>* events = nullptr;  // keeps events alive; with exchange_stream
   ExpertShape experts;
   ExpertWeights weights;
   ExpertGradients gradients;         // backward only
@@ -71,7 +73,11 @@ class OrderExecutor {
   absl::Status RunAll();
   absl::Status RunAction(const Action& action);
   absl::Status Allocate(int buffer);
-  absl::Status Release(int buffer);
+  absl::Status Release(int buffer, Stream& stream);
+  // Edges between the two streams, where there are two.
+  absl::Status WaitForExchanges(const Action& action);
+  absl::Status BeginExchange();
+  absl::Status EndExchange(int buffer);
 
   absl::Status Dispatch(const Action& action);
   absl::Status DispatchTransposed(const Action& action);
@@ -100,6 +106,7 @@ class OrderExecutor {
   IndexPool* indices_;
   Stream& stream_;
   std::vector<Tensor> buffers_;
+  std::vector<std::vector<Event*>> arriving_;  // by buffer: exchanges that still write it
   ConstTensorView input_;
   TensorView output_;
 };

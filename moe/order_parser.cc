@@ -158,7 +158,8 @@ AxisType TokensFromProto(TokenPlacementProto placement) {
 // Names go into file names, tables and error lines.
 bool IsPlainName(absl::string_view name) {
   return !name.empty() && name.size() <= kMaxOrderNameBytes && std::all_of(name.begin(), name.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.' || c == '(' ||
+           c == ')' || c == ':';
   });
 }
 
@@ -166,7 +167,7 @@ absl::Status CheckHead(const OrderProto& proto, absl::string_view source) {
   if (!IsPlainName(proto.name())) {
     return ErrorAt(source, 1,
                    absl::StrCat("the order's name must be 1 to ", kMaxOrderNameBytes,
-                                " letters, digits, '_', '-' or '.'; it has ", proto.name().size(), " bytes"));
+                                " letters, digits or any of _-.():, it has ", proto.name().size(), " bytes"));
   }
   if (proto.note().size() > 512) return ErrorAt(source, 1, "the note has more than 512 bytes");
   if (proto.chunks() < 1 || proto.chunks() > kMaxOrderChunks) {

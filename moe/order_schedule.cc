@@ -35,6 +35,8 @@ RowNesting Grouped(const RowNesting& nesting) {
   return grouped;
 }
 
+RowNesting WithoutChunk(RowNesting nesting) { return Without(std::move(nesting), RowTag::kChunk); }
+
 // How a value lies that enters or leaves a program as rows: by expert at the source, as it arrived at the experts.
 RowNesting Customary(const ValueType& type) {
   if (type.form == Dim::kTokens) return {};
@@ -61,7 +63,7 @@ class ProgramBuilder {
  public:
   ProgramBuilder(const TypedOrder& order, const OrderSizes& sizes, bool backward)
       : order_(order),
-        sizes_(sizes),
+        sizes_(WithChunks(order, sizes)),
         rows_(RowsOrExpected(order, sizes)),
         destinations_(DestinationsOrExpected(order, sizes)),
         backward_(backward),
@@ -82,10 +84,12 @@ class ProgramBuilder {
       return carried->back().second;
     };
     tape_ = tape;
-    tape_.expert_rows.buffer = take(tape.expert_rows.buffer);
+    for (ExpertTape& experts : tape_.experts) {
+      experts.rows.buffer = take(experts.rows.buffer);
+      experts.pre = take(experts.pre);
+      experts.gate = take(experts.gate);
+    }
     tape_.weighted_rows.buffer = take(tape.weighted_rows.buffer);
-    tape_.pre = take(tape.pre);
-    tape_.gate = take(tape.gate);
     first_own_ = static_cast<int>(out_.buffers.size());
   }
 
@@ -95,13 +99,14 @@ class ProgramBuilder {
                      .rows = out_.buffers[kInputBuffer].rows,
                      .nesting = Customary(program_.front().before),
                      .type = program_.front().before};
-    for (size_t i = 0; i < program_.size(); ++i) {
-      step_ = static_cast<int>(i);
-      const size_t actions = out_.actions.size();
-      value = Walk(program_[i], value);
-      value.type = program_[i].after;
-      if (out_.actions.size() == actions) Emit(ActionKind::kNothing, value, value);
-      out_.actions.back().ends_step = true;
+    const ChunkedSteps chunked = ChunkedStepsOf(program_);
+    for (int i = 0; i < static_cast<int>(program_.size()); ++i) {
+      if (sizes_.chunks > 1 && i == chunked.first) {
+        value = WalkChunks(chunked, value);
+        i = chunked.end - 1;
+      } else {
+        value = WalkStep(i, value);
+      }
     }
     Deliver(value);
   }
@@ -141,6 +146,94 @@ class ProgramBuilder {
   const ScheduleTape& tape() const { return tape_; }
 
  private:
+  static OrderSizes WithChunks(const TypedOrder& order, OrderSizes sizes) {
+    sizes.chunks = order.order.chunks;
+    return sizes;
+  }
+
+  RowsRef WalkStep(int index, const RowsRef& in) {
+    step_ = index;
+    const size_t actions = out_.actions.size();
+    RowsRef value = Walk(program_[index], in);
+    value.type = program_[index].after;
+    if (out_.actions.size() == actions) Emit(ActionKind::kNothing, value, value);
+    out_.actions.back().ends_step = true;
+    return value;
+  }
+
+  // All chunked steps for one chunk after the other, then their actions interleaved: the first exchange of chunk i + 1
+  // goes out before the experts of chunk i run.
+  RowsRef WalkChunks(const ChunkedSteps& steps, const RowsRef& in) {
+    step_ = steps.first;
+    const RowsRef all = Renest(in, InFront(RowTag::kChunk, in.nesting));
+    RowsRef out = NewRows(program_[steps.end - 1].after, {});
+    std::vector<Action> before = std::move(out_.actions);
+    std::vector<std::vector<Action>> chunks;
+    inside_ = true;
+    for (chunk_ = 0; chunk_ < sizes_.chunks; ++chunk_) {
+      out_.actions.clear();
+      RowsRef value = all;
+      value.rows = all.rows / sizes_.chunks;
+      value.first_row += chunk_ * value.rows;
+      value.nesting = WithoutChunk(all.nesting);
+      for (int i = steps.first; i < steps.end; ++i) value = WalkStep(i, value);
+      RowsRef share = out;
+      share.rows = out.rows / sizes_.chunks;
+      share.first_row = chunk_ * share.rows;
+      PutInto(value, share);
+      out.nesting = InFront(RowTag::kChunk, value.nesting);
+      chunks.push_back(std::move(out_.actions));
+    }
+    inside_ = false;
+    chunk_ = 0;
+    out_.actions = std::move(before);
+    Interleave(std::move(chunks));
+    return out;
+  }
+
+  // Makes the actions so far write `value` into `share` of another buffer: directly where `value` is a whole own
+  // buffer.
+  void PutInto(const RowsRef& value, const RowsRef& share) {
+    if (!IsWholeOwn(value)) {
+      RowsRef out = share;
+      out.nesting = value.nesting;
+      out_.actions.back().ends_step = false;
+      Emit(ActionKind::kCopy, value, out).ends_step = true;
+      return;
+    }
+    for (Action& action : out_.actions) {
+      for (RowsRef* ref : {&action.in, &action.out}) {
+        if (ref->buffer != value.buffer) continue;
+        ref->buffer = share.buffer;
+        ref->first_row += share.first_row;
+      }
+    }
+  }
+
+  void Interleave(std::vector<std::vector<Action>> chunks) {
+    // Up to and with the first exchange; the rest. Without exchanges (E = 1) all is rest.
+    const auto first_part = [](const std::vector<Action>& actions) {
+      const auto exchange =
+          std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.kind == ActionKind::kExchange; });
+      return exchange == actions.end() ? actions.begin() : exchange + 1;
+    };
+    const auto append = [this](auto begin, auto end) {
+      out_.actions.insert(out_.actions.end(), std::make_move_iterator(begin), std::make_move_iterator(end));
+    };
+    const auto mutable_part = [&](std::vector<Action>& actions) {
+      return actions.begin() + (first_part(actions) - actions.cbegin());
+    };
+    append(chunks[0].begin(), mutable_part(chunks[0]));
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      if (i + 1 < chunks.size()) append(chunks[i + 1].begin(), mutable_part(chunks[i + 1]));
+      append(mutable_part(chunks[i]), chunks[i].end());
+    }
+  }
+
+  bool IsWholeOwn(const RowsRef& value) const {
+    return value.buffer >= first_own_ && !IsTape(value.buffer) && value.rows == out_.buffers[value.buffer].rows;
+  }
+
   static std::vector<int> Uses(const Action& action) {
     std::vector<int> uses;
     for (int buffer : {action.in.buffer, action.out.buffer, action.saved_rows.buffer, action.pre, action.gate,
@@ -155,7 +248,7 @@ class ProgramBuilder {
       case Dim::kTokens:
         return IsVarying(type.tp) ? OwnTokens(sizes_.tokens, sizes_.tp, sizes_.lane).size() : sizes_.tokens;
       case Dim::kSlots:
-        return sizes_.experts * sizes_.capacity / (IsVarying(type.tp) ? sizes_.tp : 1);
+        return sizes_.experts * sizes_.capacity / (IsVarying(type.tp) ? sizes_.tp : 1) / (inside_ ? sizes_.chunks : 1);
       default:
         break;
     }
@@ -296,8 +389,7 @@ class ProgramBuilder {
 
   RowsRef AllReduce(const TypedStep& typed, const RowsRef& in) {
     if (sizes_.tp == 1) return in;
-    const bool own = in.buffer >= first_own_ && in.rows == out_.buffers[in.buffer].rows && !IsTape(in.buffer);
-    RowsRef out = own ? in : NewRows(typed.after, in.nesting);
+    RowsRef out = IsWholeOwn(in) ? in : NewRows(typed.after, in.nesting);
     Emit(ActionKind::kAllReduce, in, out);
     return out;
   }
@@ -348,7 +440,8 @@ class ProgramBuilder {
     RowNesting nesting = {RowTag::kExpert, RowTag::kSlot};
     if (typed.after.form == Dim::kSlots) {
       nesting = {RowTag::kExpert, RowTag::kLane, RowTag::kSlot};
-      if (NextWantsLanes()) nesting = {RowTag::kLane, RowTag::kExpert, RowTag::kSlot};
+      if (sizes_.chunks > 1) nesting = InFront(RowTag::kChunk, nesting);
+      if (NextWantsLanes()) nesting = InFront(RowTag::kLane, nesting);
     }
     RowsRef out = NewRows(typed.after, nesting);
     Emit(ActionKind::kDispatch, in, out);
@@ -379,39 +472,35 @@ class ProgramBuilder {
   RowsRef Experts(const TypedStep& typed, const RowsRef& in) {
     const RowsRef rows = Renest(in, Grouped(in.nesting));
     RowsRef out = NewRows(typed.after, rows.nesting);
-    const int pre = typed.step.transposed ? tape_.pre : NewWork(rows.rows);
-    const int gate = !sizes_.gated ? -1 : typed.step.transposed ? tape_.gate : NewWork(rows.rows);
+    if (!typed.step.transposed) tape_.experts.push_back({.rows = rows, .pre = NewWork(rows.rows), .gate = -1});
+    ExpertTape& tape = tape_.experts[chunk_];
+    if (!typed.step.transposed && sizes_.gated) tape.gate = NewWork(rows.rows);
     const int hidden = NewWork(rows.rows);
     const int dpre = typed.step.transposed ? NewWork(rows.rows) : -1;
     const int dgate = typed.step.transposed && sizes_.gated ? NewWork(rows.rows) : -1;
     Action& action = Emit(typed.step.transposed ? ActionKind::kExpertsTransposed : ActionKind::kExperts, rows, out);
-    action.pre = pre;
-    action.gate = gate;
+    action.chunk = chunk_;
+    action.pre = tape.pre;
+    action.gate = tape.gate;
     action.hidden = hidden;
     action.dpre = dpre;
     action.dgate = dgate;
-    if (typed.step.transposed) {
-      action.saved_rows = tape_.expert_rows;
-    } else {
-      tape_.expert_rows = rows;
-      tape_.pre = pre;
-      tape_.gate = gate;
-    }
+    if (typed.step.transposed) action.saved_rows = tape.rows;
     return Renest(out, in.nesting);
   }
 
   bool IsTape(int buffer) const {
-    return buffer == tape_.expert_rows.buffer || buffer == tape_.weighted_rows.buffer || buffer == tape_.pre ||
-           buffer == tape_.gate;
+    return buffer == tape_.weighted_rows.buffer ||
+           std::any_of(tape_.experts.begin(), tape_.experts.end(), [&](const ExpertTape& experts) {
+             return buffer == experts.rows.buffer || buffer == experts.pre || buffer == experts.gate;
+           });
   }
 
   // Puts the final value into the caller's output: by writing it there in the first place where a whole own buffer
   // holds it, else by a copy.
   void Deliver(const RowsRef& last) {
     const RowsRef value = Renest(last, Customary(last.type));
-    const bool own =
-        value.buffer >= first_own_ && !IsTape(value.buffer) && value.rows == out_.buffers[value.buffer].rows;
-    if (!own) {
+    if (!IsWholeOwn(value)) {
       RowsRef out = value;
       out.buffer = kOutputBuffer;
       out.first_row = 0;
@@ -427,7 +516,7 @@ class ProgramBuilder {
   }
 
   const TypedOrder& order_;
-  const OrderSizes& sizes_;
+  const OrderSizes sizes_;
   const RaggedRows rows_;
   const RaggedRows destinations_;
   const bool backward_;
@@ -436,14 +525,22 @@ class ProgramBuilder {
   ScheduleTape tape_;
   int first_own_ = kOutputBuffer + 1;
   int step_ = 0;
+  bool inside_ = false;  // among the chunked steps
+  int chunk_ = 0;
 };
 
 std::vector<int> TapeBuffers(const ScheduleTape& tape) {
   std::vector<int> buffers;
-  for (int buffer : {tape.expert_rows.buffer, tape.weighted_rows.buffer, tape.pre, tape.gate}) {
-    if (buffer <= kOutputBuffer || std::find(buffers.begin(), buffers.end(), buffer) != buffers.end()) continue;
+  const auto add = [&](int buffer) {
+    if (buffer <= kOutputBuffer || std::find(buffers.begin(), buffers.end(), buffer) != buffers.end()) return;
     buffers.push_back(buffer);
+  };
+  for (const ExpertTape& experts : tape.experts) {
+    add(experts.rows.buffer);
+    add(experts.pre);
+    add(experts.gate);
   }
+  add(tape.weighted_rows.buffer);
   return buffers;
 }
 
@@ -459,6 +556,8 @@ int64_t RowExtents::of(RowTag tag) const {
       return experts;
     case RowTag::kSlot:
       return slots;
+    case RowTag::kChunk:
+      return chunks;
   }
   return 1;
 }
@@ -466,8 +565,9 @@ int64_t RowExtents::of(RowTag tag) const {
 RowExtents ExtentsOf(const ValueType& type, const OrderSizes& sizes) {
   return {.lanes = sizes.tp,
           .sources = sizes.ep,
-          .experts = AtExperts(type) ? sizes.experts / sizes.ep : sizes.experts,
-          .slots = sizes.capacity / sizes.tp};
+          .experts = (AtExperts(type) ? sizes.experts / sizes.ep : sizes.experts) / sizes.chunks,
+          .slots = sizes.capacity / sizes.tp,
+          .chunks = sizes.chunks};
 }
 
 std::vector<int32_t> PermutationIndex(const RowNesting& from, const RowNesting& to, const RowExtents& extents) {
@@ -497,7 +597,7 @@ std::vector<int32_t> PermutationIndex(const RowNesting& from, const RowNesting& 
 
 std::string NestingName(const RowNesting& nesting) {
   return absl::StrJoin(nesting, ",", [](std::string* out, RowTag tag) {
-    constexpr const char* kNames[] = {"lane", "source", "expert", "slot"};
+    constexpr const char* kNames[] = {"lane", "source", "expert", "slot", "chunk"};
     out->append(kNames[static_cast<int>(tag)]);
   });
 }

@@ -25,8 +25,9 @@
 
 namespace evenkeel::moe {
 
-enum class RowTag : uint8_t { kLane, kSource, kExpert, kSlot };
-// Outermost first; without kLane when the value is sliced over TP, without kSource at the source.
+enum class RowTag : uint8_t { kLane, kSource, kExpert, kSlot, kChunk };
+// Outermost first; without kLane when the value is sliced over TP, without kSource at the source; with kChunk where all
+// chunks of an order with chunks lie together.
 using RowNesting = std::vector<RowTag>;
 
 struct BufferSpec {
@@ -74,6 +75,7 @@ struct Action {
   // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of experts, combine or fold.
   int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1;
   RowsRef saved_rows;
+  int chunk = 0;              // experts: of which chunk
   std::vector<int> allocate;  // before the action
   std::vector<int> release;   // after it
 };
@@ -88,11 +90,16 @@ struct Schedule {
   int64_t peak_bytes = 0;  // of allocated buffers, the tape included
 };
 
-// What the forward leaves: buffers of the forward schedule, and their numbers in the backward schedule.
-struct ScheduleTape {
-  RowsRef expert_rows;    // grouped by expert
-  RowsRef weighted_rows;  // the input of combine, or of fold where rows are folded
+// What the experts' forward leaves for one chunk.
+struct ExpertTape {
+  RowsRef rows;  // grouped by expert
   int pre = -1, gate = -1;
+};
+
+// What the forward leaves: buffers of the forward schedule, or the same things' numbers in the backward schedule.
+struct ScheduleTape {
+  std::vector<ExpertTape> experts;  // by chunk
+  RowsRef weighted_rows;            // the input of combine, or of fold where rows are folded
   int64_t bytes = 0;
 };
 
@@ -113,7 +120,8 @@ Schedules BuildSchedules(const TypedOrder& order, const OrderSizes& sizes);
 
 // Extents of the tags of a padded value.
 struct RowExtents {
-  int64_t lanes = 1, sources = 1, experts = 1, slots = 1;  // experts: local ones at the experts; slots: c / T
+  // experts: of one chunk; local ones at the experts. slots: c / T.
+  int64_t lanes = 1, sources = 1, experts = 1, slots = 1, chunks = 1;
   int64_t of(RowTag tag) const;
 };
 RowExtents ExtentsOf(const ValueType& type, const OrderSizes& sizes);

@@ -71,6 +71,18 @@ TEST(BuiltinOrdersTest, UnknownNameListsWhatIsLinked) {
                                               AllOf(HasSubstr("'refrence'"), HasSubstr("reference, drop_gather"))));
 }
 
+TEST(BuiltinOrdersTest, OverlappedIsAnyPaddedOrderInChunks) {
+  ASSERT_OK_AND_ASSIGN(const Order order, FindOrder("overlapped(fused:4)"));
+  EXPECT_EQ(order.chunks, 4);
+  EXPECT_EQ(order.name, "overlapped(fused:4)");
+  EXPECT_EQ(FindOrder("overlapped(reference)")->chunks, 2);
+  EXPECT_OK(ParseOrder(FormatOrder(order), "again"));
+  EXPECT_THAT(FindOrder("overlapped(fused:0)"), StatusIs(kInvalid, HasSubstr("chunks must be 1 to")));
+  EXPECT_THAT(FindOrder("overlapped(fused:x)"), StatusIs(kInvalid, HasSubstr("chunks must be 1 to")));
+  EXPECT_THAT(FindOrder("overlapped(what)"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'what'")));
+  EXPECT_THAT(FindOrder("overlapped(token_sliced)"), StatusIs(kInvalid, HasSubstr("only padded orders")));
+}
+
 TEST(BuiltinOrdersTest, AUsersOrderIsFoundByName) {
   ASSERT_TRUE(RegisterOrderOrDie(Text(ReferenceSteps(), "name: \"from_a_test\"\n")));
   EXPECT_OK(FindOrder("from_a_test"));

@@ -298,6 +298,10 @@ absl::StatusOr<TypedOrder> CheckOrder(const Order& order, ExpertLayout layout) {
   }
   EK_RETURN_IF_ERROR(CheckOnce(order, typed.forward));
   EK_RETURN_IF_ERROR(CheckEnd(order, type));
+  if (order.chunks > 1 && typed.is_ragged()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("order '", order.name, "' has ", order.chunks, " chunks, which only padded orders can"));
+  }
   typed.backward = DeriveBackward(typed.forward);
   return typed;
 }

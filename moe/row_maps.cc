@@ -8,17 +8,21 @@ bool IsVarying(const AxisType& type) { return type.placement == Placement::kVary
 }  // namespace
 
 std::vector<int32_t> RowMaps::PlanRows(const ValueType& type, const RowNesting& nesting) const {
-  const RowExtents extents = ExtentsOf(type, sizes);
-  if (!IsVarying(type.tp)) {
-    return PermutationIndex({RowTag::kExpert, RowTag::kLane, RowTag::kSlot}, nesting, extents);
+  // The plan's experts are by rank, chunk, and place in the chunk; a value's by rank and place.
+  RowExtents extents = ExtentsOf(type, sizes);
+  extents.experts /= extents.sources;
+  RowNesting by_rank;
+  if (IsVarying(type.tp)) by_rank.push_back(RowTag::kLane);
+  for (RowTag tag : nesting) {
+    if (tag == RowTag::kExpert) by_rank.push_back(RowTag::kSource);
+    by_rank.push_back(tag);
   }
-  std::vector<int32_t> rows;
-  rows.reserve(extents.experts * extents.slots);
-  for (int64_t expert = 0; expert < extents.experts; ++expert) {
-    const int64_t first = expert * sizes.capacity + sizes.lane * extents.slots;
-    for (int64_t slot = 0; slot < extents.slots; ++slot) rows.push_back(static_cast<int32_t>(first + slot));
-  }
-  return rows;
+  RowNesting plan = {RowTag::kSource, RowTag::kChunk, RowTag::kExpert, RowTag::kLane, RowTag::kSlot};
+  if (sizes.chunks == 1) plan.erase(plan.begin() + 1);
+  std::vector<int32_t> rows = PermutationIndex(plan, by_rank, extents);
+  if (!IsVarying(type.tp)) return rows;
+  const int64_t share = static_cast<int64_t>(rows.size()) / sizes.tp;
+  return std::vector<int32_t>(rows.begin() + sizes.lane * share, rows.begin() + (sizes.lane + 1) * share);
 }
 
 std::vector<int32_t> RowMaps::TokenOfRow(const ValueType& type, const RowNesting& nesting) const {
