@@ -103,7 +103,7 @@ class World final : public InProcessWorld {
   World(const InProcessOptions& options, Topology topology)
       : options_(options), topology_(std::move(topology)), seats_(options.world_size) {
     const int processors = static_cast<int>(std::thread::hardware_concurrency());
-    spin_ns_ = options.world_size <= processors ? absl::ToInt64Nanoseconds(options.spin) : 0;
+    wait_ = {.wait_ns = absl::ToInt64Nanoseconds(options.spin), .yields = options.world_size > processors};
     num_running_.store(options.world_size);
     for (int rank = 0; rank < options.world_size; ++rank) {
       backends_.push_back(std::make_unique<InProcessBackend>(this, rank));
@@ -143,7 +143,7 @@ class World final : public InProcessWorld {
 
   const InProcessOptions options_;
   const Topology topology_;
-  int64_t spin_ns_ = 0;
+  WaitPolicy wait_;
   std::vector<std::unique_ptr<InProcessBackend>> backends_;
   std::vector<Seat> seats_;
   // Ranks that are not known to be asleep: not entered, or entered and running.
@@ -456,7 +456,7 @@ absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group
     EndGathering(gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
                  {{group.IndexOf(rank), absl::StrCat("makes ", GroupText(group), ", others another group with it")}});
   } else if (++gathering->num_joined == group.size()) {
-    gathering->result = std::make_shared<InProcessGroup>(group, ++last_epoch_, spin_ns_, options_.eager_bytes);
+    gathering->result = std::make_shared<InProcessGroup>(group, ++last_epoch_, wait_, options_.eager_bytes);
     groups_[gathering->result.get()] = gathering->result;
     EndGathering(gathering.get(), absl::StatusCode::kOk, "", {});
   } else {

@@ -5,8 +5,8 @@
 //   EK_ASSIGN_OR_RETURN(auto tp, world->backend(r).CreateGroup(mesh.GroupOf(Axis::kTp, r)));
 //
 // Payload is copied once, from the peer's buffer to the destination; up to `eager_bytes` it goes through a small
-// buffer of the group, which saves one rendezvous. Ranks sleep while they wait (after a spin of microseconds, and only
-// where there are at least as many processors as ranks).
+// buffer of the group, which saves one rendezvous. Ranks sleep while they wait, after microseconds of spinning, or of
+// giving their turn to other threads where there are fewer processors than ranks.
 #ifndef EVENKEEL_COMM_IN_PROCESS_H_
 #define EVENKEEL_COMM_IN_PROCESS_H_
 
@@ -26,9 +26,10 @@ struct InProcessOptions {
   int world_size = 1;
   std::optional<Topology> topology = std::nullopt;  // default: all ranks on one node
   absl::Duration deadline = absl::Seconds(30);      // of every call until SetDeadline, and of CreateGroup
-  absl::Duration spin = absl::Microseconds(20);     // before sleeping; not used when ranks outnumber processors
-  int64_t eager_bytes = 8192;                       // per rank and call
-  bool two_level = false;                           // see HostCommunicator::Options
+  absl::Duration spin =
+      absl::Microseconds(20);  // before sleeping; turns for others instead, where ranks outnumber processors
+  int64_t eager_bytes = 8192;  // per rank and call
+  bool two_level = false;      // see HostCommunicator::Options
 };
 
 // Owns the ranks of one world. Outlives its backends and communicators. Thread-safe.

@@ -12,15 +12,15 @@ constexpr int64_t kEagerAlignment = 16;
 
 }  // namespace
 
-InProcessGroup::InProcessGroup(Group group, int64_t epoch, int64_t spin_ns, int64_t eager_bytes, InProcessGroup* parent,
-                               std::vector<int> members)
+InProcessGroup::InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wait, int64_t eager_bytes,
+                               InProcessGroup* parent, std::vector<int> members)
     : group_(std::move(group)),
       epoch_(epoch),
-      spin_ns_(spin_ns),
+      wait_(wait),
       eager_bytes_(eager_bytes),
       parent_(parent),
       members_(std::move(members)),
-      rendezvous_(group_.size(), spin_ns),
+      rendezvous_(group_.size(), wait.wait_ns, wait.yields),
       last_calls_(group_.size()),
       departed_(group_.size()) {
   const size_t size = group_.ranks.size();
@@ -198,7 +198,7 @@ std::shared_ptr<InProcessGroup> InProcessGroup::PairOf(int low, int high) {
     std::shared_ptr<InProcessGroup>& entry = pairs_[{low, high}];
     if (entry == nullptr) {
       Group members{.axis = group_.axis, .name = group_.name, .ranks = {group_.ranks[low], group_.ranks[high]}};
-      entry = std::make_shared<InProcessGroup>(std::move(members), epoch_, spin_ns_, eager_bytes_, this,
+      entry = std::make_shared<InProcessGroup>(std::move(members), epoch_, wait_, eager_bytes_, this,
                                                std::vector<int>{low, high});
     }
     pair = entry;

@@ -27,12 +27,18 @@
 
 namespace evenkeel::comm {
 
+// How a rank waits before it sleeps; see Rendezvous.
+struct WaitPolicy {
+  int64_t wait_ns = 0;
+  bool yields = false;
+};
+
 // Thread-safe where it says so; postings are ordered by the rendezvous.
 class InProcessGroup {
  public:
   // `parent` is set for a pair, and outlives its users: ranks 0 and 1 are its group ranks members[0] and members[1].
-  InProcessGroup(Group group, int64_t epoch, int64_t spin_ns, int64_t eager_bytes, InProcessGroup* parent = nullptr,
-                 std::vector<int> members = {});
+  InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wait, int64_t eager_bytes,
+                 InProcessGroup* parent = nullptr, std::vector<int> members = {});
 
   const Group& group() const { return group_; }
   int size() const { return group_.size(); }
@@ -94,7 +100,7 @@ class InProcessGroup {
 
   const Group group_;
   const int64_t epoch_;
-  const int64_t spin_ns_;
+  const WaitPolicy wait_;
   const int64_t eager_bytes_;
   InProcessGroup* const parent_;
   const std::vector<int> members_;

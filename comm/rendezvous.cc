@@ -60,16 +60,16 @@ bool Rendezvous::IsOver(uint32_t phase, Outcome* outcome) const {
 
 bool Rendezvous::IsSoonOver(uint32_t phase, Outcome* outcome) const {
   if (IsOver(phase, outcome)) return true;
-  if (spin_ns_ == 0) {
-    sched_yield();
-    return IsOver(phase, outcome);
-  }
-  const int64_t until_ns = MonotonicNs() + spin_ns_;
+  const int64_t until_ns = MonotonicNs() + wait_ns_;
   do {
     // A look at the clock every so many looks at the word.
-    for (int look = 0; look < 64; ++look) {
+    for (int look = 0; look < (yields_ ? 1 : 64); ++look) {
+      if (yields_) {
+        sched_yield();
+      } else {
+        Pause();
+      }
       if (IsOver(phase, outcome)) return true;
-      Pause();
     }
   } while (MonotonicNs() < until_ns);
   return false;

@@ -23,7 +23,10 @@ class Rendezvous {
  public:
   enum class Outcome { kComplete, kBroken, kTimeout };
 
-  Rendezvous(int size, int64_t spin_ns) : size_(size), spin_ns_(spin_ns), arrived_phase_(size) {}
+  // Before it sleeps, a rank waits for about `wait_ns`, spinning, or with `yields` giving its turn to other threads,
+  // where there are fewer processors than ranks.
+  Rendezvous(int size, int64_t wait_ns, bool yields)
+      : size_(size), wait_ns_(wait_ns), yields_(yields), arrived_phase_(size) {}
 
   // `rank` has come to `phase`. With `unbreakable` the phase completes even when the rendezvous is broken: for the
   // phases after an agreement, in which ranks read one another's memory and so must not leave early.
@@ -31,8 +34,7 @@ class Rendezvous {
 
   // Whether `phase` needs no more waiting.
   bool IsOver(uint32_t phase, Outcome* outcome) const;
-  // The same, after waiting a little without sleeping: a spin where there are processors enough, else one turn for the
-  // other threads, which is half the price of sleeping and being woken.
+  // The same, after waiting a little without sleeping: a turn for other threads costs half of a sleep and a wake-up.
   bool IsSoonOver(uint32_t phase, Outcome* outcome) const;
 
   // Sleeps until `phase` completes, the rendezvous breaks, or `until_ns` on the monotonic clock.
@@ -55,7 +57,8 @@ class Rendezvous {
   bool PhaseIs(uint32_t word, uint32_t phase) const { return (word >> 1) == (phase & 0x7fffffffu); }
 
   const int size_;
-  const int64_t spin_ns_;
+  const int64_t wait_ns_;
+  const bool yields_;
   // (phases completed << 1) | broken. What sleepers watch.
   alignas(64) std::atomic<uint32_t> word_{0};
   std::atomic<int32_t> sleepers_{0};
