@@ -189,6 +189,14 @@ TEST(OrderScheduleTest, PeakCountsEveryBufferOnce) {
   EXPECT_EQ(memory.backward_peak, std::max(memory.tape + row, row + middle + row + 2 * middle + row));
 }
 
+TEST(OrderTextTest, SaysWhereItBeatsReference) {
+  // E/(E-1) and E/(2(E-1)) at E = 4.
+  ASSERT_OK_AND_ASSIGN(const std::string drop_gather, DescribeOrder(Typed("drop_gather"), WorkedSizes(2, 4)));
+  EXPECT_THAT(drop_gather, HasSubstr("more than 1.333 times"));
+  ASSERT_OK_AND_ASSIGN(const std::string fused, DescribeOrder(Typed("fused"), WorkedSizes(2, 4)));
+  EXPECT_THAT(fused, HasSubstr("more than 0.667 times"));
+}
+
 TEST(OrderTextTest, DescribesBothProgramsAndNumbers) {
   ASSERT_OK_AND_ASSIGN(std::string text, DescribeOrder(Typed("reference"), WorkedSizes(2, 4)));
   for (const char* part : {"order reference", "all_reduce(tp)", "experts'", "2(E-1)/E V", "125,829,120", "83,886,080",

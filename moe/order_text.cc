@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/order_types.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::moe {
@@ -48,6 +50,23 @@ void AppendTraffic(std::string* text, const char* name, const OrderTraffic& traf
   text->append("\n");
 }
 
+// Where the closed forms cross: how much faster than the EP link the TP link must be for this order to beat reference.
+std::string BreakEvenText(const TypedOrder& order, const OrderCost& cost, const OrderSizes& sizes) {
+  const absl::StatusOr<Order> reference = FindOrder("reference");
+  if (!reference.ok() || order.is_ragged() || order.layout != ExpertLayout::kTensorParallel) return "";
+  const absl::StatusOr<TypedOrder> typed = CheckOrder(*reference);
+  if (!typed.ok()) return "";
+  const absl::StatusOr<OrderCost> other = ComputeOrderCost(*typed, sizes);
+  if (!other.ok()) return "";
+  const int64_t saved = other->forward.ep.bytes - cost.forward.ep.bytes;
+  const int64_t added = cost.forward.tp.bytes - other->forward.tp.bytes;
+  if (saved <= 0 || added <= 0) return "";
+  return absl::StrFormat(
+      "beside reference: %s B less on EP, %s B more on TP; faster where the TP link has more than %.3f "
+      "times the EP link's bandwidth (latency aside)\n",
+      Grouped(saved), Grouped(added), static_cast<double>(added) / static_cast<double>(saved));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> DescribeOrder(const TypedOrder& order, const OrderSizes& sizes) {
@@ -64,6 +83,7 @@ absl::StatusOr<std::string> DescribeOrder(const TypedOrder& order, const OrderSi
   text += "bytes sent per rank and layer\n";
   AppendTraffic(&text, "forward", cost.forward, cost.forward_formula);
   AppendTraffic(&text, "backward", cost.backward, cost.backward_formula);
+  text += BreakEvenText(order, cost, sizes);
   absl::StrAppendFormat(
       &text, "memory of the layer's own buffers: forward peak %s B, kept for backward %s B, backward peak %s B\n",
       Grouped(cost.memory.forward_peak), Grouped(cost.memory.tape), Grouped(cost.memory.backward_peak));

@@ -13,7 +13,8 @@
 namespace evenkeel::moe {
 
 // Both programs, a line per step: number, name, types after it, bytes it sends at `sizes`. Then the closed forms, the
-// bytes per axis and in total, the number of collectives, and the peak memory. InvalidArgument as ComputeOrderCost.
+// bytes per axis and in total, the number of collectives, the bandwidth ratio from which on the order beats reference,
+// and the peak memory. InvalidArgument as ComputeOrderCost.
 absl::StatusOr<std::string> DescribeOrder(const TypedOrder& order, const OrderSizes& sizes);
 
 }  // namespace evenkeel::moe
