@@ -127,7 +127,7 @@ void Direct(const void* const* sources, int64_t begin, void* out, int64_t n, int
   using A = typename Stored<In>::Accumulator;
   const typename Stored<In>::Bits* in[kLength];
   for (int r = 0; r < kLength; ++r) in[r] = static_cast<const typename Stored<In>::Bits*>(sources[r]) + begin;
-  auto* const to = static_cast<typename Stored<Out>::Bits*>(out);
+  typename Stored<Out>::Bits* const to = static_cast<typename Stored<Out>::Bits*>(out);
   EK_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < n; ++i) {
     A value = Tree<In, Op, 0, kLength>(in, i);
