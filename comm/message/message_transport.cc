@@ -26,9 +26,6 @@ constexpr int kNumChannels = (1 << (30 - kCounterBits - kKindBits)) - 1;
 // How long a rank whose limit has passed listens for others that gave up at the same moment.
 constexpr absl::Duration kGrace = absl::Milliseconds(50);
 
-// A rank that finds all records there after so many looks has come last.
-constexpr int kFewLooks = 8;
-
 enum TagKind { kRecordTag = 0, kPayloadTag = 1, kPairFlag = 2 };
 
 struct RecordHeader {
@@ -488,18 +485,16 @@ class MessageTransport final : public Transport {
       all.push_back(&peers_[i].record_out);
     }
     records_sent_.fetch_add(1, std::memory_order_relaxed);
-    int num_looks = 0;
     EK_RETURN_IF_ERROR(Wait(
         call, absl::ZeroDuration(),
         [&](bool* finished) {
-          ++num_looks;
           EK_RETURN_IF_ERROR(wire_->Test(all));
           *finished = std::all_of(all.begin(), all.end(), [](const Transfer* t) { return t->done; });
           return absl::OkStatus();
         },
         [&] { return MissingRecords(); }));
-    // The last one to come may be too late: the others have waited for it and may have given up.
-    if (num_looks <= kFewLooks) EK_RETURN_IF_ERROR(CheckNobodyGaveUp(call));
+    // A rank that comes last may come too late: the others have waited for it and may have given up.
+    EK_RETURN_IF_ERROR(CheckNobodyGaveUp(call));
     for (int i = 0; i < size(); ++i) {
       if (i != rank_) EK_RETURN_IF_ERROR(ReadRecord(call, i));
     }
