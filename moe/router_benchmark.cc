@@ -85,6 +85,20 @@ void BM_DispatchPlan(benchmark::State& state) {
   }
 }
 
+// What every forward pays to be sure that nothing is lost or doubled.
+void BM_Checks(benchmark::State& state) {
+  Setup setup(state);
+  auto decision = setup.router->Route(setup.input, {}, *setup.stream);
+  EK_CHECK_OK(decision);
+  auto plan = BuildDispatchPlan(*decision);
+  EK_CHECK_OK(plan);
+  for (auto unused : state) {
+    EK_CHECK_OK(decision->Validate());
+    EK_CHECK_OK(CheckConservation(*plan, *decision));
+    benchmark::DoNotOptimize(decision->Digest());
+  }
+}
+
 void BM_RaggedSendPlan(benchmark::State& state) {
   Setup setup(state);
   auto decision = setup.router->Route(setup.input, {}, *setup.stream);
@@ -105,6 +119,7 @@ void Sizes(benchmark::internal::Benchmark* b) {
 BENCHMARK(BM_Route)->Apply(Sizes);
 BENCHMARK(BM_RouterBackward)->Apply(Sizes);
 BENCHMARK(BM_DispatchPlan)->Apply(Sizes);
+BENCHMARK(BM_Checks)->Apply(Sizes);
 BENCHMARK(BM_RaggedSendPlan)->Apply(Sizes);
 
 }  // namespace
