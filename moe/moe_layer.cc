@@ -128,6 +128,7 @@ class MoeLayerImpl final : public MoeLayer {
                           .token_mask = call.token_mask,
                           .replay = call.replay};
     EK_ASSIGN_OR_RETURN(state.decision, router_->Route(state.router_input, call.step, stream));
+    EK_RETURN_IF_ERROR(state.decision.Validate());  // a user's router may be wrong
     EK_RETURN_IF_ERROR(Plan(all_tokens.shape().dim(0), &state, stream));
     if (order_.order.chunks > 1 && ep_size() > 1 && !stream.is_inline() && exchange_stream_ == nullptr) {
       EK_ASSIGN_OR_RETURN(exchange_stream_, device_->CreateStream("moe.exchange"));
@@ -249,6 +250,7 @@ class MoeLayerImpl final : public MoeLayer {
       EK_RETURN_IF_ERROR(PlanRagged(decision, &maps, stream));
     } else {
       EK_ASSIGN_OR_RETURN(maps.padded, BuildDispatchPlan(decision));
+      EK_RETURN_IF_ERROR(CheckConservation(maps.padded, decision));
     }
     EK_RETURN_IF_ERROR(CheckOrderSizes(order_, maps.sizes));
     state->schedules = BuildSchedules(order_, maps.sizes);
@@ -278,6 +280,7 @@ class MoeLayerImpl final : public MoeLayer {
   absl::Status PlanRagged(const RoutingDecision& decision, RowMaps* maps, Stream& stream) {
     const RaggedSender sender = Sender();
     EK_ASSIGN_OR_RETURN(maps->send, BuildRaggedSendPlan(decision, sender));
+    EK_RETURN_IF_ERROR(CheckConservation(maps->send, decision, sender));
     std::vector<int64_t> received = maps->send.segments;
     if (ep_size() > 1) {
       const Shape shape({static_cast<int64_t>(received.size())});

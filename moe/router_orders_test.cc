@@ -1,15 +1,20 @@
 // Every kind of routing through every order: which rows an order moves must not depend on how they were chosen.
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/moe_layer.h"
+#include "evenkeel/moe/router.h"
 #include "evenkeel/moe/router_config.h"
 #include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/moe/routing_replay.h"
 #include "evenkeel/moe/testing/layer_harness.h"
+#include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -230,6 +235,46 @@ TEST(RouterOrdersTest, C32_EveryUsePatternOfExpertsHasTheSameCollectives) {
         }
       }
     }
+  }
+}
+
+// A user's router that gives two routes one slot: found before a row moves, in every order.
+class DoublingRouter final : public Router {
+ public:
+  explicit DoublingRouter(std::unique_ptr<Router> inner) : inner_(std::move(inner)) {}
+  const RouterConfig& config() const override { return inner_->config(); }
+  absl::StatusOr<RoutingDecision> Route(const RouterInput& input, const RouterStep& step, Stream& stream) override {
+    EK_ASSIGN_OR_RETURN(RoutingDecision d, inner_->Route(input, step, stream));
+    std::fill(d.slot.begin(), d.slot.end(), 0);
+    return d;
+  }
+  absl::Status Backward(const RouterInput& input, const RouterStep& step, const RoutingDecision& decision,
+                        ConstTensorView dweight, const RouterLossGradients& losses, TensorView dx, TensorView dgate,
+                        Stream& stream) override {
+    return inner_->Backward(input, step, decision, dweight, losses, dx, dgate, stream);
+  }
+
+ private:
+  std::unique_ptr<Router> inner_;
+};
+
+const bool registered =
+    RegisterRouter("doubling",
+                   [](const RouterConfig& config, const RouterGroups& groups,
+                      Device* device) -> absl::StatusOr<std::unique_ptr<Router>> {
+                     RouterConfig inner = config;
+                     inner.kind = kTopK;
+                     EK_ASSIGN_OR_RETURN(std::unique_ptr<Router> router, CreateRouter(inner, groups, device));
+                     return std::make_unique<DoublingRouter>(std::move(router));
+                   });
+
+TEST(RouterOrdersTest, C43_AUsersRouterThatDoublesSlotsIsRefused) {
+  ASSERT_TRUE(registered);
+  LayerCase c = CaseOf(Kinds()[1], 2, 2, false);
+  c.router = [](RouterConfig* config) { config->kind = "doubling"; };
+  for (const char* name : {"reference", "token_sliced", "dedup"}) {
+    EXPECT_THAT(RunLayer(c, *FindOrder(name)).status(),
+                testutil::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("slots of the expert")));
   }
 }
 
