@@ -409,6 +409,35 @@ TEST(MoeLayerTest, TapsFollowTheProgramBothWays) {
                 "reduce_scatter(tp, slots)", "all_to_all(ep)", "all_gather(tp, slots)->I", "dispatch'(slots)"}));
 }
 
+// Trap 8: a drop that cuts a flat buffer in the wrong dimension gives numbers, and no error. Slices cut slots.
+TEST(MoeLayerTest, Trap08_SlicesCutSlotsAndNeverTheHiddenDim) {
+  LayerCase c = {.tp = 2, .ep = 2, .experts = 4, .top_k = 2, .hidden = 8};
+  for (const char* order : {"drop_gather", "fused"}) {
+    const LayerRun run = RunOrder(c, order);
+    ASSERT_EQ(run.ranks.size(), 4u);
+    for (const RankRun& rank : run.ranks) {
+      for (size_t i = 0; i < rank.taps.size(); ++i) {
+        EXPECT_EQ(rank.tap_shapes[i].dim(1), c.hidden) << order << " " << rank.taps[i];
+        if (rank.taps[i] != "slice(tp, slots)") continue;
+        EXPECT_EQ(rank.tap_shapes[i].dim(0), 4 * rank.decision.capacity / 2) << order;
+      }
+    }
+  }
+}
+
+// Trap 1: with expert TP and no drops, a capacity that is not a multiple of T cannot be sliced.
+TEST(MoeLayerTest, Trap01_EveryModesCapacityCanBeSliced) {
+  for (CapacityMode mode : {CapacityMode::kFactor, CapacityMode::kNoDrop}) {
+    for (int64_t tokens : {1, 5, 9}) {
+      LayerCase c = {.tp = 4, .ep = 2, .experts = 4, .top_k = 1, .tokens = tokens};
+      c.mode = mode;
+      const LayerRun run = RunOrder(c, "fused");
+      ExpectLikeDense(c, run, Name(c, "fused"));
+      for (const RankRun& rank : run.ranks) EXPECT_EQ(rank.decision.capacity % 4, 0);
+    }
+  }
+}
+
 // ---- Rows that are missing ----
 
 // Trap 22 and 23: a rank without tokens takes part in every collective, forward and backward, and keeps its shapes.

@@ -169,7 +169,10 @@ class RankRunner {
       groups.control_ep = control_ep_.get();
     }
     EK_ASSIGN_OR_RETURN(layer_, MoeLayer::Create(config, order_, groups, device_.get()));
-    layer_->SetObserver([this](const MoeTap& tap) { out_.taps.push_back(std::string(tap.name)); });
+    layer_->SetObserver([this](const MoeTap& tap) {
+      out_.taps.push_back(std::string(tap.name));
+      out_.tap_shapes.push_back(tap.value.shape());
+    });
     return absl::OkStatus();
   }
 

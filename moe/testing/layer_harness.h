@@ -78,6 +78,7 @@ struct RankRun {
   OrderMemory predicted_memory;
   OrderMemory counted_memory;
   std::vector<std::string> taps;
+  std::vector<Shape> tap_shapes;
 };
 
 struct LayerRun {
