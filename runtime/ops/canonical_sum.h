@@ -2,8 +2,8 @@
 // numbers (a range splits at the largest power of two below its length). Private to runtime/ops.
 //
 // The tree is the one over all block numbers 0, 1, 2, .. with empty branches left out, so neither how many blocks
-// there are nor which of them are empty changes a bit; block sums are never -0, so adding an empty one would do
-// nothing.
+// there are nor which of them are empty changes a bit. (Zeros could only change -0 to +0: users add the total to
+// something, or add +0 to it.)
 #ifndef EVENKEEL_RUNTIME_OPS_CANONICAL_SUM_H_
 #define EVENKEEL_RUNTIME_OPS_CANONICAL_SUM_H_
 

@@ -27,11 +27,10 @@ using ops_internal::CheckShape;
 using ops_internal::Describe;
 using ops_internal::DispatchFloat;
 using ops_internal::ForEachBlock;
-using ops_internal::LibraryMultiplies;
 using ops_internal::Load;
 using ops_internal::Matmul;
 using ops_internal::MatmulShape;
-using ops_internal::PositionOf;
+using ops_internal::OrderedMatmul;
 using ops_internal::Store;
 using ops_internal::Wide;
 
@@ -89,44 +88,6 @@ absl::Status GemmKernel(const MatmulShape& shape, Wide<T> alpha, const T* a, con
   return absl::OkStatus();
 }
 
-// Rows [begin, end) of `source` at their places within a block of 128, zero rows elsewhere. A block that is all
-// there is used where it lies.
-template <typename T>
-const Wide<T>* FullBlock(const T* source, absl::Span<const int64_t> positions, int64_t begin, int64_t end, int64_t n,
-                         ScratchRole role) {
-  using W = Wide<T>;
-  const int64_t rows = kWeightGradientBlockRows;
-  if (end - begin == rows) return Widen(source + begin * n, rows * n, role);
-  W* block = Scratch<W>(role, rows * n);
-  std::fill_n(block, rows * n, W{0});
-  for (int64_t i = begin; i < end; ++i) {
-    W* row = block + PositionOf(positions, i) % rows * n;
-    for (int64_t j = 0; j < n; ++j) row[j] = Load(source[i * n + j]);
-  }
-  return block;
-}
-
-// sum = x' dy over the rows [begin, end) of one block. The library always sees all 128 rows, because its order of
-// summation depends on their number; the plain kernel adds row after row, so absent rows need no place.
-template <typename T>
-absl::Status BlockProduct(const T* x, const T* dy, absl::Span<const int64_t> positions, int64_t begin, int64_t end,
-                          int64_t k, int64_t n, Wide<T>* sum) {
-  MatmulShape shape{.m = k, .n = n, .k = kWeightGradientBlockRows, .transpose_a = true};
-  const Wide<T>* a = nullptr;
-  const Wide<T>* b = nullptr;
-  if (std::is_same_v<Wide<T>, float> && LibraryMultiplies(shape)) {
-    a = FullBlock(x, positions, begin, end, k, kScratchA);
-    b = FullBlock(dy, positions, begin, end, n, kScratchB);
-  } else {
-    shape.k = end - begin;
-    a = Widen(x + begin * k, shape.k * k, kScratchA);
-    b = Widen(dy + begin * n, shape.k * n, kScratchB);
-  }
-  EK_RETURN_IF_ERROR(Matmul(shape, a, b, sum));
-  for (int64_t i = 0; i < k * n; ++i) sum[i] += Wide<T>{0};  // turns -0 into +0, so that empty blocks are neutral
-  return absl::OkStatus();
-}
-
 template <typename T, typename D>
 absl::Status WeightGradientKernel(const T* x, const T* dy, absl::Span<const int64_t> positions, int64_t rows, int64_t k,
                                   int64_t n, D* dw) {
@@ -137,10 +98,18 @@ absl::Status WeightGradientKernel(const T* x, const T* dy, absl::Span<const int6
   absl::Status status;
   ForEachBlock(positions, rows, [&](int64_t block, int64_t begin, int64_t end) {
     W* sum = tree.Next(block);
-    if (status.ok()) status = BlockProduct(x, dy, positions, begin, end, k, n, sum);
+    if (!status.ok()) return;
+    // Absent rows need no place: zero terms change nothing.
+    const MatmulShape shape{.m = k, .n = n, .k = end - begin, .transpose_a = true};
+    status = OrderedMatmul(shape, Widen(x + begin * k, shape.k * k, kScratchA),
+                           Widen(dy + begin * n, shape.k * n, kScratchB), sum);
   });
   EK_RETURN_IF_ERROR(status);
-  Blend(W{1}, tree.Finish(), W{1}, dw, k * n);
+  const W* total = tree.Finish();
+  EK_INDEPENDENT_LOOP
+  for (int64_t i = 0; i < k * n; ++i) {
+    dw[i] = Store<D>(Load(dw[i]) + (total[i] + W{0}));  // + 0: a sum of nothing but -0 counts as none at all
+  }
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
 // oneDNN's matmul primitive through its C interface (no exceptions), one thread per call. Making a primitive costs
 // about 0.15 ms the first time and microseconds from the library's own cache, so each thread keeps those it has used.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -8,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/const_init.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -25,7 +26,11 @@ int omp_get_max_threads();
 namespace evenkeel::ops_internal {
 namespace {
 
-constexpr size_t kMaxPrimitivesPerThread = 4096;
+// A primitive takes about 50 KB, most of it shared between threads.
+constexpr size_t kMaxPrimitivesPerThread = 2048;
+// So many numbers of rows get a primitive of their own for each matrix B; others are cut into what exists anyway.
+constexpr int kExactRowNumbers = 8;
+constexpr int64_t kRowUnit = 16;
 
 template <typename T, dnnl_status_t (*kDestroy)(T*)>
 struct Destroy {
@@ -128,13 +133,36 @@ std::unique_ptr<Entry> MakeEntry(const MatmulShape& shape) {
   return entry;
 }
 
+struct ThreadEntries {
+  absl::flat_hash_map<MatmulShape, std::unique_ptr<Entry>> by_shape;
+  absl::flat_hash_map<MatmulShape, int> row_numbers;  // how many m have an entry, by shape with m = 0
+};
+
+ThreadEntries& Entries() {
+  static thread_local ThreadEntries entries;
+  if (entries.by_shape.size() >= kMaxPrimitivesPerThread) entries = ThreadEntries();
+  return entries;
+}
+
 // This thread's entry for `shape`; null when the library refuses it.
 Entry* FindEntry(const MatmulShape& shape) {
-  static thread_local absl::flat_hash_map<MatmulShape, std::unique_ptr<Entry>> entries;
-  auto found = entries.find(shape);
-  if (found != entries.end()) return found->second.get();
-  if (entries.size() >= kMaxPrimitivesPerThread) entries.clear();
-  return entries.emplace(shape, MakeEntry(shape)).first->second.get();
+  ThreadEntries& entries = Entries();
+  auto found = entries.by_shape.find(shape);
+  if (found != entries.by_shape.end()) return found->second.get();
+  MatmulShape any_rows = shape;
+  any_rows.m = 0;
+  ++entries.row_numbers[any_rows];
+  return entries.by_shape.emplace(shape, MakeEntry(shape)).first->second.get();
+}
+
+// True when `shape` should get a primitive of its own, or has one.
+bool WantsEntry(const MatmulShape& shape) {
+  if (shape.transpose_a || shape.m < kRowUnit || shape.m % kRowUnit == 0) return true;
+  ThreadEntries& entries = Entries();
+  if (entries.by_shape.contains(shape)) return true;
+  MatmulShape any_rows = shape;
+  any_rows.m = 0;
+  return entries.row_numbers[any_rows] < kExactRowNumbers;
 }
 
 dnnl_stream_t ThreadStream() {
@@ -152,65 +180,7 @@ absl::Status LibraryError(absl::string_view what, const MatmulShape& shape) {
                                           " transposes ", shape.transpose_a, shape.transpose_b));
 }
 
-// True when the library takes B of this kind for any number of rows.
-bool TakesAnyRows(MatmulShape shape) {
-  const OneThread one_thread;
-  for (int64_t m : {int64_t{1}, int64_t{64}, int64_t{4096}}) {
-    shape.m = m;
-    if (Describe(shape) == nullptr) return false;
-  }
-  return true;
-}
-
-// Tries on this machine what the kernel's construction promises: rows alone and among others have the same bits.
-bool RowsAreIndependent(MatmulShape shape) {
-  constexpr int64_t kRows = 48;
-  std::vector<float> a(kRows * shape.k), b(shape.k * shape.n), all(kRows * shape.n), some(kRows * shape.n);
-  uint32_t state = 1;
-  const auto fill = [&state](std::vector<float>& values) {
-    for (float& value : values) {
-      state = state * 1664525u + 1013904223u;  // the generator of "Numerical Recipes"
-      value = static_cast<float>(state >> 8) * 0x1p-24f - 0.5f;
-    }
-  };
-  fill(a);
-  fill(b);
-  shape.m = kRows;
-  if (!LibraryMatmul(shape, a.data(), b.data(), all.data()).ok()) return false;
-  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {29, 1}, {3, 7}, {10, 17}, {1, 32}}) {
-    shape.m = count;
-    if (!LibraryMatmul(shape, a.data() + first * shape.k, b.data(), some.data()).ok()) return false;
-    const size_t bytes = static_cast<size_t>(count * shape.n) * sizeof(float);
-    if (std::memcmp(some.data(), all.data() + first * shape.n, bytes) != 0) return false;
-  }
-  return true;
-}
-
-// The answer for all shapes with the n, k and transposes of `key`; found once per process. Products with A
-// transposed sum over rows and promise nothing about them.
-bool AnswerOfProcess(const MatmulShape& key) {
-  static absl::Mutex mutex(absl::kConstInit);
-  static auto* const answers = new absl::flat_hash_map<MatmulShape, bool>;
-  absl::MutexLock lock(&mutex);
-  auto found = answers->find(key);
-  if (found != answers->end()) return found->second;
-  const bool answer = TakesAnyRows(key) && (key.transpose_a || RowsAreIndependent(key));
-  return answers->emplace(key, answer).first->second;
-}
-
-}  // namespace
-
-bool LibraryMultiplies(const MatmulShape& shape) {
-  static thread_local absl::flat_hash_map<MatmulShape, bool> answers;
-  MatmulShape key = shape;
-  key.m = 0;
-  auto found = answers.find(key);
-  if (found != answers.end()) return found->second;
-  if (answers.size() >= kMaxPrimitivesPerThread) answers.clear();
-  return answers.emplace(key, AnswerOfProcess(key)).first->second;
-}
-
-absl::Status LibraryMatmul(const MatmulShape& shape, const float* a, const float* b, float* c) {
+absl::Status Execute(const MatmulShape& shape, const float* a, const float* b, float* c) {
   const OneThread one_thread;
   Entry* entry = FindEntry(shape);
   if (entry == nullptr) return LibraryError("has no product for", shape);
@@ -228,6 +198,122 @@ absl::Status LibraryMatmul(const MatmulShape& shape, const float* a, const float
   return absl::OkStatus();
 }
 
+// Where rows come in ever new numbers, as ragged orders bring them, making primitives would cost more than the
+// products: those are cut after a multiple of 16 rows. Rows are independent, so the cut changes no bit.
+absl::Status LibraryMatmul(MatmulShape shape, const float* a, const float* b, float* c) {
+  if (WantsEntry(shape)) return Execute(shape, a, b, c);
+  const int64_t rows = shape.m;
+  shape.m = rows / kRowUnit * kRowUnit;
+  const int64_t done = shape.m;
+  EK_RETURN_IF_ERROR(Execute(shape, a, b, c));
+  shape.m = rows - done;
+  return Execute(shape, a + done * shape.k, b, c + done * shape.n);
+}
+
+// True when the library takes B of this kind for any number of rows.
+bool TakesAnyRows(MatmulShape shape) {
+  const OneThread one_thread;
+  for (int64_t m : {int64_t{1}, int64_t{64}, int64_t{4096}}) {
+    shape.m = m;
+    if (Describe(shape) == nullptr) return false;
+  }
+  return true;
+}
+
+void FillRandom(std::vector<float>& values) {
+  uint32_t state = static_cast<uint32_t>(values.size());
+  for (float& value : values) {
+    state = state * 1664525u + 1013904223u;  // the generator of "Numerical Recipes"
+    value = static_cast<float>(state >> 8) * 0x1p-24f - 0.5f;
+  }
+}
+
+// Tries on this machine what the kernel's construction promises: rows alone and among others have the same bits.
+bool RowsAreIndependent(MatmulShape shape) {
+  constexpr int64_t kRows = 48;
+  std::vector<float> a(kRows * shape.k), b(shape.k * shape.n), all(kRows * shape.n), some(kRows * shape.n);
+  FillRandom(a);
+  FillRandom(b);
+  shape.m = kRows;
+  if (!Execute(shape, a.data(), b.data(), all.data()).ok()) return false;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {29, 1}, {3, 7}, {10, 17}, {1, 32}}) {
+    shape.m = count;
+    if (!Execute(shape, a.data() + first * shape.k, b.data(), some.data()).ok()) return false;
+    const size_t bytes = static_cast<size_t>(count * shape.n) * sizeof(float);
+    if (std::memcmp(some.data(), all.data() + first * shape.n, bytes) != 0) return false;
+  }
+  return true;
+}
+
+// Tries on this machine whether each element is one fused sum in the order of k, starting at zero: zero terms anywhere
+// then change nothing. A sample of the elements, for few and for many terms.
+bool SumsAreOrdered(MatmulShape shape) {
+  for (int64_t k : {int64_t{1}, int64_t{37}, int64_t{64}, int64_t{128}}) {
+    shape.k = k;
+    std::vector<float> a(k * shape.m), b(k * shape.n), c(shape.m * shape.n);
+    FillRandom(a);
+    FillRandom(b);
+    if (!Execute(shape, a.data(), b.data(), c.data()).ok()) return false;
+    const int64_t count = shape.m * shape.n, step = count / 61 + 1;
+    for (int64_t at = 0; at < count; at += step) {
+      float sum = 0;
+      for (int64_t p = 0; p < k; ++p) {
+        sum = std::fma(a[p * shape.m + at / shape.n], b[p * shape.n + at % shape.n], sum);
+      }
+      if (std::memcmp(&sum, &c[at], sizeof(float)) != 0) return false;
+    }
+  }
+  return true;
+}
+
+// An answer per shape, found once per process and remembered by each thread.
+class Answers {
+ public:
+  explicit Answers(bool (*find)(MatmulShape)) : find_(find) {}
+  bool Get(const MatmulShape& key) {
+    absl::MutexLock lock(&mutex_);
+    auto found = answers_.find(key);
+    if (found != answers_.end()) return found->second;
+    return answers_.emplace(key, find_(key)).first->second;
+  }
+
+ private:
+  bool (*const find_)(MatmulShape);
+  absl::Mutex mutex_;
+  absl::flat_hash_map<MatmulShape, bool> answers_ ABSL_GUARDED_BY(mutex_);
+};
+
+using ThreadAnswers = absl::flat_hash_map<MatmulShape, bool>;
+
+bool Remembered(const MatmulShape& key, Answers& process, ThreadAnswers& thread) {
+  auto found = thread.find(key);
+  if (found != thread.end()) return found->second;
+  if (thread.size() >= kMaxPrimitivesPerThread) thread.clear();
+  return thread.emplace(key, process.Get(key)).first->second;
+}
+
+}  // namespace
+
+bool LibraryMultiplies(const MatmulShape& shape) {
+  static auto* const process = new Answers([](MatmulShape key) {
+    // Products with A transposed sum over rows and promise nothing about them.
+    return TakesAnyRows(key) && (key.transpose_a || RowsAreIndependent(key));
+  });
+  static thread_local ThreadAnswers thread;
+  MatmulShape key = shape;
+  key.m = 0;
+  return Remembered(key, *process, thread);
+}
+
+bool LibrarySumsInOrder(const MatmulShape& shape) {
+  static auto* const process = new Answers(&SumsAreOrdered);
+  static thread_local ThreadAnswers thread;
+  MatmulShape key = shape;
+  key.k = 0;
+  // Only what weight gradients need is tried.
+  return key.transpose_a && !key.transpose_b && Remembered(key, *process, thread);
+}
+
 absl::Status Matmul(const MatmulShape& shape, const float* a, const float* b, float* c) {
   if (LibraryMultiplies(shape)) return LibraryMatmul(shape, a, b, c);
   PlainMatmul(shape, a, b, c);
@@ -235,6 +321,17 @@ absl::Status Matmul(const MatmulShape& shape, const float* a, const float* b, fl
 }
 
 absl::Status Matmul(const MatmulShape& shape, const double* a, const double* b, double* c) {
+  PlainMatmul(shape, a, b, c);
+  return absl::OkStatus();
+}
+
+absl::Status OrderedMatmul(const MatmulShape& shape, const float* a, const float* b, float* c) {
+  if (LibrarySumsInOrder(shape)) return Execute(shape, a, b, c);
+  PlainMatmul(shape, a, b, c);
+  return absl::OkStatus();
+}
+
+absl::Status OrderedMatmul(const MatmulShape& shape, const double* a, const double* b, double* c) {
   PlainMatmul(shape, a, b, c);
   return absl::OkStatus();
 }

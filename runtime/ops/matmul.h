@@ -4,7 +4,7 @@
 // Its older kernels (dnnl_sgemm, and matmul on machines without AVX-512) do not keep that promise, nor does
 // dnnl_sgemm for few rows; there, and for f64, a plain kernel with one running sum per element does the work. The
 // choice is made by matrix B alone, never by the number of rows, and the library's kernel is first tried on the
-// machine: where its rows were not independent, the plain one would do the work.
+// machine: where its rows were not independent, the plain one would do the work. The same for the order of sums.
 #ifndef EVENKEEL_RUNTIME_OPS_MATMUL_H_
 #define EVENKEEL_RUNTIME_OPS_MATMUL_H_
 
@@ -36,10 +36,15 @@ absl::Status Matmul(const MatmulShape& shape, const double* a, const double* b, 
 void PlainMatmul(const MatmulShape& shape, const float* a, const float* b, float* c);
 void PlainMatmul(const MatmulShape& shape, const double* a, const double* b, double* c);
 
+// c = op(a) op(b), each element summed in the order of k, so that zero rows in between change no bit. The kernel is
+// chosen by m, n and the transposes alone, never by k.
+absl::Status OrderedMatmul(const MatmulShape& shape, const float* a, const float* b, float* c);
+absl::Status OrderedMatmul(const MatmulShape& shape, const double* a, const double* b, double* c);
+
 // True when Matmul of f32 with these n, k and transposes runs in oneDNN.
 bool LibraryMultiplies(const MatmulShape& shape);
-// Matmul in oneDNN; only where LibraryMultiplies.
-absl::Status LibraryMatmul(const MatmulShape& shape, const float* a, const float* b, float* c);
+// True when OrderedMatmul of f32 with these m, n and transposes runs in oneDNN.
+bool LibrarySumsInOrder(const MatmulShape& shape);
 
 }  // namespace evenkeel::ops_internal
 

@@ -53,7 +53,7 @@ void BM_Gemm(benchmark::State& state, DType dtype, bool transpose_b) {
 }
 void Sizes(benchmark::internal::Benchmark* b) {
   for (int64_t m : {1, 8, 40, 128}) b->Args({m, 64, 256});
-  b->Args({40, 64, 64})->Args({40, 256, 64})->Args({2048, 512, 2048});
+  b->Args({40, 64, 64})->Args({40, 256, 64})->Args({64, 512, 2048})->Args({512, 512, 2048})->Args({2048, 512, 2048});
 }
 BENCHMARK_CAPTURE(BM_Gemm, f32, DType::kF32, false)->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Gemm, f32_b_transposed, DType::kF32, true)->Apply(Sizes);
@@ -72,6 +72,9 @@ void BM_WeightGradient(benchmark::State& state, DType dtype) {
 BENCHMARK_CAPTURE(BM_WeightGradient, f32, DType::kF32)
     ->Args({20, 64, 128})
     ->Args({128, 64, 256})
+    ->Args({64, 512, 2048})
+    ->Args({512, 512, 2048})
+    ->Args({512, 2048, 512})
     ->Args({2048, 512, 2048});
 BENCHMARK_CAPTURE(BM_WeightGradient, f64, DType::kF64)->Args({20, 64, 128})->Args({128, 64, 256});
 
