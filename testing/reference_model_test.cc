@@ -81,14 +81,14 @@ std::vector<std::vector<ReferenceRoutes>> RoutesOf(const ReferenceStep& step) {
 void CheckGradients(const ReferenceConfig& config) {
   ASSERT_OK_AND_ASSIGN(const ReferenceModel model, ReferenceModel::Create(config));
   ReferenceTensors parameters = Parameters(model);
-  const std::vector<ReferenceBatch> batches = Batches(config, 3, 2);
+  const std::vector<ReferenceBatch> batches = Batches(config, 2, 2);
   ASSERT_OK_AND_ASSIGN(const ReferenceStep step, model.Run(parameters, batches, {}));
   ReferenceRunOptions fixed;
   fixed.replay = RoutesOf(step);
   int64_t checked = 0, moved = 0;
   for (auto& [name, tensor] : parameters) {
     const int64_t size = static_cast<int64_t>(tensor.value.size());
-    for (int64_t i = 0; i < size; i += std::max<int64_t>(1, size / 9)) {
+    for (int64_t i = 0; i < size; i += std::max<int64_t>(1, size / 4)) {
       constexpr double kStep = 1e-5;
       const double saved = tensor.value[i];
       tensor.value[i] = saved + kStep;
