@@ -90,17 +90,22 @@ absl::Status CheckExpertTensors(const ExpertShape& shape, const ExpertGradients&
   return CheckAll(shape, gradients, shape.gradient_dtype());
 }
 
-absl::Status ExpertsForward(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
-                            absl::Span<const int64_t> row_counts, const ExpertWork& work, TensorView y,
-                            Stream& stream) {
+absl::Status ExpertsRecompute(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
+                              absl::Span<const int64_t> row_counts, const ExpertWork& work, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckExpertTensors(shape, weights));
   EK_RETURN_IF_ERROR(CheckRows(shape, x, row_counts));
   EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_in, row_counts, 0.0, work.pre, stream));
   if (shape.bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_in, row_counts, work.pre, stream));
-  if (shape.gated()) {
-    EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_gate, row_counts, 0.0, work.gate, stream));
-    if (shape.bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_gate, row_counts, work.gate, stream));
-  }
+  if (!shape.gated()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_gate, row_counts, 0.0, work.gate, stream));
+  if (shape.bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_gate, row_counts, work.gate, stream));
+  return absl::OkStatus();
+}
+
+absl::Status ExpertsForward(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
+                            absl::Span<const int64_t> row_counts, const ExpertWork& work, TensorView y,
+                            Stream& stream) {
+  EK_RETURN_IF_ERROR(ExpertsRecompute(shape, weights, x, row_counts, work, stream));
   EK_RETURN_IF_ERROR(Activate(shape, work, stream));
   EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, work.hidden, weights.w_out, row_counts, 0.0, y, stream));
   if (shape.bias && shape.adds_output_bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_out, row_counts, y, stream));

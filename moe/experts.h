@@ -69,6 +69,10 @@ absl::Status CheckExpertTensors(const ExpertShape& shape, const ExpertGradients&
 absl::Status ExpertsForward(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
                             absl::Span<const int64_t> row_counts, const ExpertWork& work, TensorView y, Stream& stream);
 
+// Writes `pre` and `gate` of `work` again, with the forward's bits: for a backward whose forward did not keep them.
+absl::Status ExpertsRecompute(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
+                              absl::Span<const int64_t> row_counts, const ExpertWork& work, Stream& stream);
+
 // dx is overwritten; gradients are added to, rows in the canonical order of GemmWeightGradient, `positions` as there
 // (empty: the rows of an expert stand at 0, 1, 2, ..). An expert without rows leaves its gradients untouched, and so
 // exactly zero in a zeroed buffer. x and the `pre` and `gate` of `work` are those of the forward call.

@@ -236,6 +236,7 @@ class MoeLayerImpl final : public MoeLayer {
                   .capacity = decision.capacity,
                   .ffn = config_.ffn,
                   .gated = experts_.gated(),
+                  .recompute = config_.recompute_experts,
                   .dtype = config_.dtype,
                   .tp = tp_size(),
                   .ep = ep_size(),

@@ -42,7 +42,10 @@ struct MoeConfig {
   int64_t ffn = 0;      // full width F of an expert
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = false;
-  DType dtype = DType::kF32;      // tokens and experts: f32, f64, bf16
+  DType dtype = DType::kF32;  // tokens and experts: f32, f64, bf16
+  // Keeps only the experts' input for the backward and computes their middle again there: F columns per row less memory
+  // between the two, one product more, the same bits.
+  bool recompute_experts = false;
   float balance_coefficient = 0;  // of the load-balance loss in this rank's loss
   float z_coefficient = 0;        // of the router's z-loss
 };

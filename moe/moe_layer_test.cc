@@ -316,6 +316,25 @@ TEST(MoeLayerTest, OverlappedHasTheBitsOfItsOrder) {
   }
 }
 
+// The experts' middle computed again: the same bits from a smaller tape, and the prediction says how much smaller.
+TEST(MoeLayerTest, RecomputedExpertsHaveTheSameBits) {
+  for (ExpertActivation activation : {ExpertActivation::kGelu, ExpertActivation::kSwiGlu}) {
+    for (const char* order : {"reference", "token_sliced", "dedup", "overlapped(fused)"}) {
+      LayerCase c = {.tp = 2, .ep = 2, .experts = 8, .top_k = 2, .tokens = 7, .ffn = 16, .dtype = DType::kF32};
+      c.activation = activation;
+      c.bias = true;
+      const LayerRun kept = RunOrder(c, order);
+      c.recompute = true;
+      const LayerRun again = RunOrder(c, order);
+      ExpectBitwiseEqual(kept, again, order);
+      ExpectCounts(again, order);
+      for (size_t r = 0; r < kept.ranks.size(); ++r) {
+        EXPECT_LT(again.ranks[r].counted_memory.tape, kept.ranks[r].counted_memory.tape) << order;
+      }
+    }
+  }
+}
+
 TEST(MoeLayerTest, OverlappedNeedsEqualChunks) {
   LayerCase c = {.tp = 1, .ep = 2, .experts = 4, .top_k = 2};
   EXPECT_THAT(RunLayer(c, *FindOrder("overlapped(fused:4)")).status(),

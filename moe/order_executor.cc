@@ -245,6 +245,9 @@ absl::Status OrderExecutor::Experts(const Action& action) {
   if (action.kind == ActionKind::kExperts) {
     return ExpertsForward(shape, weights, Read(action.in), counts, work, Write(action.out), stream_);
   }
+  if (action.recompute) {
+    EK_RETURN_IF_ERROR(ExpertsRecompute(shape, weights, Read(action.saved_rows), counts, work, stream_));
+  }
   const ExpertGradients gradients = ChunkOf(in_.gradients, action.chunk * shape.local_experts, shape.local_experts);
   return ExpertsBackward(shape, weights, Read(action.saved_rows), counts, in_.maps->Positions(), work, Read(action.in),
                          Write(action.out), gradients, stream_);

@@ -472,16 +472,24 @@ class ProgramBuilder {
   RowsRef Experts(const TypedStep& typed, const RowsRef& in) {
     const RowsRef rows = Renest(in, Grouped(in.nesting));
     RowsRef out = NewRows(typed.after, rows.nesting);
-    if (!typed.step.transposed) tape_.experts.push_back({.rows = rows, .pre = NewWork(rows.rows), .gate = -1});
+    const bool backward = typed.step.transposed;
+    if (!backward) tape_.experts.push_back({.rows = rows});
     ExpertTape& tape = tape_.experts[chunk_];
-    if (!typed.step.transposed && sizes_.gated) tape.gate = NewWork(rows.rows);
+    const bool fresh = !backward || sizes_.recompute;
+    const int pre = fresh ? NewWork(rows.rows) : tape.pre;
+    const int gate = !sizes_.gated ? -1 : fresh ? NewWork(rows.rows) : tape.gate;
+    if (!backward && !sizes_.recompute) {
+      tape.pre = pre;
+      tape.gate = gate;
+    }
     const int hidden = NewWork(rows.rows);
     const int dpre = typed.step.transposed ? NewWork(rows.rows) : -1;
     const int dgate = typed.step.transposed && sizes_.gated ? NewWork(rows.rows) : -1;
     Action& action = Emit(typed.step.transposed ? ActionKind::kExpertsTransposed : ActionKind::kExperts, rows, out);
     action.chunk = chunk_;
-    action.pre = tape.pre;
-    action.gate = tape.gate;
+    action.recompute = backward && sizes_.recompute;
+    action.pre = pre;
+    action.gate = gate;
     action.hidden = hidden;
     action.dpre = dpre;
     action.dgate = dgate;

@@ -76,6 +76,7 @@ struct Action {
   int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1;
   RowsRef saved_rows;
   int chunk = 0;              // experts: of which chunk
+  bool recompute = false;     // experts' backward: `pre` and `gate` are to be computed first
   std::vector<int> allocate;  // before the action
   std::vector<int> release;   // after it
 };
@@ -92,8 +93,8 @@ struct Schedule {
 
 // What the experts' forward leaves for one chunk.
 struct ExpertTape {
-  RowsRef rows;  // grouped by expert
-  int pre = -1, gate = -1;
+  RowsRef rows;             // grouped by expert
+  int pre = -1, gate = -1;  // -1: not there, or computed again in backward
 };
 
 // What the forward leaves: buffers of the forward schedule, or the same things' numbers in the backward schedule.

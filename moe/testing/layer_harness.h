@@ -37,6 +37,7 @@ struct LayerCase {
   int64_t min_capacity = 1;
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = false;
+  bool recompute = false;
   DType dtype = DType::kF64;
   bool worker_stream = false;
   bool poison = true;
