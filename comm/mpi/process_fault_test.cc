@@ -128,6 +128,22 @@ TEST(ProcessFaultTest, C10_DifferentStartIsRefusedByAllRanks) {
   }
 }
 
+// All calls went well, but one rank does not come to the end of the job.
+TEST(ProcessFaultTest, C25_LeavingIsBounded) {
+  const JobResult job = RunWithFault("never_leaves", 1, {"--calls=10"});
+  ASSERT_TRUE(job.finished);
+  EXPECT_NE(job.exit_code, 0);
+  const int64_t fault_ns = Number(job.reports[1], "fault_ns");
+  ASSERT_GT(fault_ns, 0);
+  for (const int rank : {0, 2, 3}) {
+    EXPECT_EQ(Text(job.reports[rank], "code"), "OK");
+    ASSERT_GT(Number(job.reports[rank], "left_ns"), 0);
+    EXPECT_LE(Milliseconds(Number(job.reports[rank], "left_ns") - fault_ns), kDeadlineMs + 500);
+  }
+  EXPECT_LE(Milliseconds(job.end_ns - fault_ns), kDeadlineMs + 3000);
+  EXPECT_THAT(job.orphans, ::testing::IsEmpty());
+}
+
 TEST(ProcessFaultTest, HealthyJobEndsWithZero) {
   const JobResult job = RunWithFault("none", -1, {"--calls=20"});
   ASSERT_TRUE(job.finished);

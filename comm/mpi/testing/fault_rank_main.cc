@@ -2,13 +2,13 @@
 //
 // All ranks run a mix of collectives. The victim does what --action says, --after_us microseconds after the start. Each
 // rank writes what it saw into the file OUT/rank_N, one "key=value" per line, before it ends:
-//   pid, fault_ns (victim: when it went wrong), return_ns, code, ranks (of the findings), message, calls.
+//   pid, fault_ns (victim: when it went wrong), return_ns, code, ranks (of the findings), message, calls, left_ns.
 // Times are nanoseconds of the host's monotonic clock, comparable between processes. Exit code: 0 no error, 3 an error.
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -16,6 +16,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -164,8 +165,13 @@ int Main(int argc, char** argv) {
   }
   if (victim) GoWrongLater(action, Number(arguments, "--after_us", 0), &report);
   const absl::Status status = RunWork(**group, **stream, Number(arguments, "--calls", -1), &report);
+  if (victim && action == "never_leaves") {
+    report.Add("fault_ns", absl::StrCat(NowNs()));
+    std::this_thread::sleep_for(std::chrono::seconds(60));
+  }
   group->reset();
   world->reset();
+  report.Add("left_ns", absl::StrCat(NowNs()));
   return status.ok() ? 0 : 3;
 }
 
