@@ -1,6 +1,7 @@
 #include "evenkeel/comm/host_communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -115,7 +116,8 @@ class Impl final : public Communicator {
   ErrorContext Context(const Call& call) const { return CallContext(group(), epoch(), rank(), call); }
 
   absl::Status Issue(CallPlan plan, Stream& stream) {
-    const Call call{.operation = plan.operation, .sequence = sequence_++, .limit = deadline_};
+    const Call call{
+        .operation = plan.operation, .sequence = sequence_.fetch_add(1, std::memory_order_relaxed), .limit = deadline_};
     return Enqueue(std::move(plan), call, transport_.get(), stream);
   }
 
@@ -174,6 +176,16 @@ class Impl final : public Communicator {
   }
 
   absl::Status Execute(CallPlan& plan, const Call& call, Transport* transport) {
+    if (busy_.exchange(true, std::memory_order_acquire)) {
+      return Fail(TransportError(absl::StatusCode::kFailedPrecondition, Context(call),
+                                 "two threads make calls of this communicator at the same time"));
+    }
+    const absl::Status status = ExecuteAlone(plan, call, transport);
+    busy_.store(false, std::memory_order_release);
+    return status;
+  }
+
+  absl::Status ExecuteAlone(CallPlan& plan, const Call& call, Transport* transport) {
     if (absl::Status broken = status(); !broken.ok()) return BrokenGroupError(Context(call), broken);
     if (size() == 1) return plan.bad_argument.ok() ? Move(plan, call, nullptr) : FailOwn(call, plan.bad_argument);
     const absl::Status result = AgreeAndMove(plan, call, transport);
@@ -282,8 +294,9 @@ class Impl final : public Communicator {
   const uint64_t group_digest_;
   std::optional<NodeGrid> grid_;
   absl::Duration deadline_;
-  int64_t sequence_ = 0;
+  std::atomic<int64_t> sequence_{0};  // also with two threads, so that they can be refused
   std::vector<int64_t> pair_sequences_;
+  std::atomic<bool> busy_{false};
   mutable absl::Mutex mutex_;
   absl::Status first_cause_ ABSL_GUARDED_BY(mutex_);
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,19 +30,41 @@ std::string GroupText(const Group& group) {
                       absl::StrJoin(group.ranks, ","), "]");
 }
 
+// Ranks that come together to make one group. Guarded by the world's mutex.
+struct Gathering {
+  explicit Gathering(const Group& wanted) : group(wanted), joined(wanted.size(), false) {}
+  const Group group;
+  std::vector<bool> joined;
+  int num_joined = 0;
+  bool done = false;
+  absl::StatusCode code = absl::StatusCode::kOk;  // with `what` and `findings`, when it failed
+  std::string what;
+  std::vector<RankFinding> findings;
+  absl::Duration elapsed = absl::ZeroDuration();
+  std::shared_ptr<InProcessGroup> result;
+  absl::CondVar changed;
+};
+
 // Where an entered rank sleeps. Written by its thread, read by whoever looks for a deadlock.
 struct Seat {
   std::atomic<InProcessGroup*> group{nullptr};  // null: running
   std::atomic<uint32_t> phase{0};
   std::atomic<int> operation{0};
   std::atomic<int64_t> sequence{0};
-  bool entered = false;  // guarded by the world's mutex
-  bool left = false;     // likewise
+  Gathering* gathering = nullptr;  // waits for others to make a group; guarded by the world's mutex
+  bool entered = false;            // guarded by the world's mutex
+  bool left = false;               // likewise
 };
 
-// A blocked rank, as the search for a deadlock saw it.
+// A blocked rank, as the search for a deadlock saw it: in a call of `group`, or in the making of a group.
 struct Sleeper {
+  // `world_rank` in the numbering that messages of its group use.
+  int IndexOf(int world_rank) const {
+    if (group == nullptr) return gathering->group.IndexOf(world_rank);
+    return group->OuterRank(group->group().IndexOf(world_rank));
+  }
   InProcessGroup* group = nullptr;
+  Gathering* gathering = nullptr;
   uint32_t phase = 0;
   std::vector<int> waits_for = {};  // world ranks
   std::string text = {};
@@ -64,21 +87,6 @@ std::string CycleText(const std::map<int, Sleeper>& sleepers) {
   }
   return text;
 }
-
-// Ranks that come together to make one group. Guarded by the world's mutex.
-struct Gathering {
-  explicit Gathering(const Group& wanted) : group(wanted), joined(wanted.size(), false) {}
-  const Group group;
-  std::vector<bool> joined;
-  int num_joined = 0;
-  bool done = false;
-  absl::StatusCode code = absl::StatusCode::kOk;  // with `what` and `findings`, when it failed
-  std::string what;
-  std::vector<RankFinding> findings;
-  absl::Duration elapsed = absl::ZeroDuration();
-  std::shared_ptr<InProcessGroup> result;
-  absl::CondVar changed;
-};
 
 class World;
 
@@ -134,7 +142,14 @@ class World final : public InProcessWorld {
   Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank, int64_t until_ns);
 
  private:
-  void FindDeadlock();
+  void LookForDeadlock(int num_running) {
+    if (num_running > 0) return;
+    absl::MutexLock lock(&mutex_);
+    FindDeadlock();
+  }
+  void FindDeadlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<Sleeper> LookAt(int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AwaitGathering(Gathering* gathering, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndGathering(Gathering* gathering, absl::StatusCode code, std::string what, std::vector<RankFinding> findings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Gathering> Join(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -325,7 +340,7 @@ void World::LeaveRank(int rank) {
     group->Depart(group->group().IndexOf(rank));
     Release(std::move(group));
   }
-  if (num_running_.load(std::memory_order_seq_cst) == 0) FindDeadlock();
+  LookForDeadlock(num_running_.load(std::memory_order_seq_cst));
 }
 
 void World::AdmitAll() {
@@ -351,7 +366,7 @@ Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Ca
   seat.sequence.store(call.sequence, std::memory_order_relaxed);
   num_moves_.fetch_add(1, std::memory_order_seq_cst);
   seat.group.store(group, std::memory_order_seq_cst);
-  if (num_running_.fetch_sub(1, std::memory_order_seq_cst) == 1) FindDeadlock();
+  LookForDeadlock(num_running_.fetch_sub(1, std::memory_order_seq_cst) - 1);
   const Rendezvous::Outcome outcome = group->rendezvous().Wait(phase, until_ns);
   num_moves_.fetch_add(1, std::memory_order_seq_cst);
   num_running_.fetch_add(1, std::memory_order_seq_cst);
@@ -362,26 +377,42 @@ Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Ca
 // Called when nobody seems to run. A rank whose phase has completed or broken is about to wake up: then it is none.
 // Seats are read once: from the first broken group on, ranks wake up and change them. Their groups stay alive while
 // the world's mutex is held (see Release).
+std::optional<Sleeper> World::LookAt(int rank) const {
+  const Seat& seat = seats_[rank];
+  if (!seat.entered) return std::nullopt;
+  Sleeper sleeper;
+  if (seat.gathering != nullptr) {
+    if (seat.gathering->done) return std::nullopt;
+    sleeper.gathering = seat.gathering;
+    for (int i = 0; i < seat.gathering->group.size(); ++i) {
+      if (!seat.gathering->joined[i]) sleeper.waits_for.push_back(seat.gathering->group.ranks[i]);
+    }
+    sleeper.text = absl::StrCat("waits in create_group of ", GroupText(seat.gathering->group));
+    return sleeper;
+  }
+  sleeper.group = seat.group.load(std::memory_order_seq_cst);
+  if (sleeper.group == nullptr) return std::nullopt;
+  sleeper.phase = seat.phase.load(std::memory_order_relaxed);
+  Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
+  if (sleeper.group->rendezvous().IsOver(sleeper.phase, &outcome)) return std::nullopt;
+  for (const int absent : sleeper.group->rendezvous().Absent(sleeper.phase)) {
+    sleeper.waits_for.push_back(sleeper.group->group().ranks[absent]);
+  }
+  if (sleeper.waits_for.empty()) return std::nullopt;
+  sleeper.text =
+      absl::StrCat("waits in ", OperationName(static_cast<Operation>(seat.operation.load())), " of group ",
+                   GroupText(sleeper.group->group()), " epoch=", sleeper.group->epoch(), " seq=", seat.sequence.load());
+  return sleeper;
+}
+
 void World::FindDeadlock() {
-  absl::MutexLock lock(&mutex_);
   const uint64_t moves = num_moves_.load(std::memory_order_seq_cst);
   std::map<int, Sleeper> sleepers;  // by world rank
   for (int rank = 0; rank < size(); ++rank) {
-    const Seat& seat = seats_[rank];
-    if (seat.left) continue;
-    InProcessGroup* const group = seat.group.load(std::memory_order_seq_cst);
-    if (group == nullptr || !seat.entered) return;
-    const uint32_t phase = seat.phase.load(std::memory_order_relaxed);
-    Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
-    if (group->rendezvous().IsOver(phase, &outcome)) return;
-    Sleeper sleeper{.group = group, .phase = phase};
-    for (const int absent : group->rendezvous().Absent(phase)) {
-      sleeper.waits_for.push_back(group->group().ranks[absent]);
-    }
-    if (sleeper.waits_for.empty()) return;
-    sleeper.text = absl::StrCat("waits in ", OperationName(static_cast<Operation>(seat.operation.load())), " of group ",
-                                GroupText(group->group()), " epoch=", group->epoch(), " seq=", seat.sequence.load());
-    sleepers.emplace(rank, std::move(sleeper));
+    if (seats_[rank].left) continue;
+    std::optional<Sleeper> sleeper = LookAt(rank);
+    if (!sleeper.has_value()) return;
+    sleepers.emplace(rank, *std::move(sleeper));
   }
   // A rank that moved while the seats were read may have been seen before and after: no picture of one moment. Who
   // falls asleep last looks again.
@@ -391,12 +422,17 @@ void World::FindDeadlock() {
     std::vector<RankFinding> findings;
     for (const int other : sleeper.waits_for) {
       const auto found = sleepers.find(other);
-      if (found == sleepers.end()) continue;
-      findings.push_back({sleeper.group->OuterRank(sleeper.group->group().IndexOf(other)), found->second.text});
+      if (found != sleepers.end()) findings.push_back({sleeper.IndexOf(other), found->second.text});
     }
-    sleeper.group->ReportDeadlock(sleeper.phase, what, std::move(findings));
+    if (sleeper.group != nullptr) {
+      sleeper.group->ReportDeadlock(sleeper.phase, what, std::move(findings));
+    } else {
+      EndGathering(sleeper.gathering, absl::StatusCode::kDeadlineExceeded, what, std::move(findings));
+    }
   }
-  for (const auto& [rank, sleeper] : sleepers) sleeper.group->rendezvous().WakeAll();
+  for (const auto& [rank, sleeper] : sleepers) {
+    if (sleeper.group != nullptr) sleeper.group->rendezvous().WakeAll();
+  }
 }
 
 void World::EndGathering(Gathering* gathering, absl::StatusCode code, std::string what,
@@ -444,8 +480,35 @@ std::shared_ptr<Gathering> World::Join(const Group& group, int rank) {
   return gatherings_.back();
 }
 
-absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group, int rank) {
+void World::AwaitGathering(Gathering* gathering, int rank) {
   const int64_t start_ns = MonotonicNs();
+  const bool entered = t_entered.world == this && t_entered.rank == rank;
+  if (entered && !gathering->done) {
+    seats_[rank].gathering = gathering;
+    if (num_running_.fetch_sub(1, std::memory_order_seq_cst) == 1) FindDeadlock();
+  }
+  while (!gathering->done) {
+    const absl::Duration elapsed = absl::Nanoseconds(MonotonicNs() - start_ns);
+    if (elapsed < options_.deadline) {
+      gathering->changed.WaitWithTimeout(&mutex_, options_.deadline - elapsed);
+      continue;
+    }
+    std::vector<RankFinding> missing;
+    for (int i = 0; i < gathering->group.size(); ++i) {
+      if (gathering->joined[i]) continue;
+      missing.push_back({i, absl::StrCat("(world rank ", gathering->group.ranks[i], ") has not come")});
+    }
+    gathering->elapsed = elapsed;
+    EndGathering(gathering, absl::StatusCode::kDeadlineExceeded, "not all members came", std::move(missing));
+  }
+  if (seats_[rank].gathering == gathering && entered) {
+    num_running_.fetch_add(1, std::memory_order_seq_cst);
+    num_moves_.fetch_add(1, std::memory_order_seq_cst);
+    seats_[rank].gathering = nullptr;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group, int rank) {
   absl::MutexLock lock(&mutex_);
   const size_t before = gatherings_.size();
   RefuseConflicts(group, rank);
@@ -462,19 +525,7 @@ absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group
   } else {
     CheckLeft(gathering.get());
   }
-  while (!gathering->done) {
-    const absl::Duration elapsed = absl::Nanoseconds(MonotonicNs() - start_ns);
-    if (elapsed < options_.deadline) {
-      gathering->changed.WaitWithTimeout(&mutex_, options_.deadline - elapsed);
-      continue;
-    }
-    std::vector<RankFinding> missing;
-    for (int i = 0; i < group.size(); ++i) {
-      if (!gathering->joined[i]) missing.push_back({i, absl::StrCat("(world rank ", group.ranks[i], ") has not come")});
-    }
-    gathering->elapsed = elapsed;
-    EndGathering(gathering.get(), absl::StatusCode::kDeadlineExceeded, "not all members came", std::move(missing));
-  }
+  AwaitGathering(gathering.get(), rank);
   if (gathering->code == absl::StatusCode::kOk) return gathering->result;
   ErrorContext context = CallContext(group, -1, group.IndexOf(rank), {.operation = Operation::kCreateGroup});
   context.sequence = -1;

@@ -1,5 +1,6 @@
 #include "evenkeel/comm/in_process.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -138,6 +139,26 @@ TEST(InProcessTest, C06_DeadlockIsReportedAtOnceWithTheCycle) {
   }
 }
 
+// C06: three ranks make three groups of two, each in another order.
+TEST(InProcessTest, C06_DeadlockInTheMakingOfGroupsIsReportedAtOnce) {
+  auto world = MakeWorld(3);
+  const auto start = std::chrono::steady_clock::now();
+  const auto statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
+    const int rank = backend.rank();
+    const std::vector<std::vector<int>> pairs = {{0, 1}, {1, 2}, {2, 0}};
+    return backend.CreateGroup({.axis = Axis::kOther, .name = "pair", .ranks = pairs[rank]}).status();
+  });
+  EXPECT_LT(Seconds(start), 5.0);
+  for (const absl::Status& status : statuses) {
+    // Who is woken last may find that the others have left already.
+    EXPECT_TRUE(status.code() == absl::StatusCode::kDeadlineExceeded || status.code() == absl::StatusCode::kUnavailable)
+        << status;
+  }
+  EXPECT_THAT(FirstFailure(statuses),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("deadlock"), HasSubstr("world rank 1 waits in create_group of pair [1,2]"))));
+}
+
 TEST(InProcessTest, NoFalseDeadlockUnderLoad) {
   constexpr int kRanks = 6;
   auto world = MakeWorld(kRanks);
@@ -243,6 +264,32 @@ TEST(InProcessTest, SkippedCallOnAFailedStreamWakesThePeers) {
     EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kAborted, HasSubstr("the stream of this rank had failed")));
     EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kInternal, HasSubstr("broken work")));
   }
+}
+
+// Open MPI gives wrong sums without an error when two threads share a communicator; here the second is refused.
+TEST(InProcessTest, TwoThreadsOnOneCommunicatorAreRefused) {
+  auto world = MakeWorld(2);
+  const auto start = std::chrono::steady_clock::now();
+  std::atomic<bool> met{false};
+  const auto statuses = RunRanks(*world, [&met](Backend& backend) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(WorldGroup(2)));
+    Lane lane, second_lane;
+    if (backend.rank() == 1) {
+      while (!met.load()) std::this_thread::yield();
+      return group->Barrier(*lane.stream);
+    }
+    absl::Status first;
+    std::thread other([&group, &lane, &first] { first = group->Barrier(*lane.stream); });
+    const absl::Status second = group->Barrier(*second_lane.stream);
+    other.join();
+    met.store(true);
+    EXPECT_FALSE(first.ok());
+    EXPECT_FALSE(second.ok());
+    return first.code() == absl::StatusCode::kFailedPrecondition ? first : second;
+  });
+  EXPECT_LT(Seconds(start), 5.0);
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("two threads")));
+  EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kAborted, HasSubstr("two threads")));
 }
 
 TEST(InProcessTest, SendAndRecvMatchInOrderPerPair) {
