@@ -247,7 +247,7 @@ TEST(RaggedPlanTest, SendsRowsInOrderOfExpertAndSlot) {
   EXPECT_EQ(lane0.segments, lane1.segments);
 }
 
-TEST(RaggedPlanTest, RefusesBadSenders) {
+TEST(RaggedPlanTest, Trail11_RefusesBadSenders) {
   const RoutingDecision d = RandomRouting({.tokens = 6, .experts = 4, .top_k = 2});
   EXPECT_THAT(BuildRaggedSendPlan(d, {.ep_size = 3}), StatusIs(kInvalid, HasSubstr("EP size 3 does not divide 4")));
   EXPECT_THAT(BuildRaggedSendPlan(d, {.tp_size = 2, .lane = 2}), StatusIs(kInvalid, HasSubstr("no lane 2 of 2")));
