@@ -8,11 +8,20 @@ namespace {
 
 double Square(double x) { return x * x; }
 
+// One version per vector width where the compiler can choose at start-up; sanitizers cannot.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define EK_REFERENCE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EK_REFERENCE_CLONES
+#endif
+
 // c[m, n] += a[m, k] b[k, n], four terms of the sum at a time.
 template <typename T>
-void Accumulate(const T* a, const T* b, int64_t m, int64_t k, int64_t n, T* c) {
+inline __attribute__((always_inline)) void AccumulateRows(const T* a, const T* b, int64_t m, int64_t k, int64_t n,
+                                                          T* __restrict c) {
   for (int64_t i = 0; i < m; ++i) {
-    T* out = c + i * n;
+    T* __restrict out = c + i * n;
     const T* row = a + i * k;
     int64_t p = 0;
     for (; p + 4 <= k; p += 4) {
@@ -26,6 +35,13 @@ void Accumulate(const T* a, const T* b, int64_t m, int64_t k, int64_t n, T* c) {
       for (int64_t j = 0; j < n; ++j) out[j] += a0 * b0[j];
     }
   }
+}
+
+EK_REFERENCE_CLONES void Accumulate(const double* a, const double* b, int64_t m, int64_t k, int64_t n, double* c) {
+  AccumulateRows(a, b, m, k, n, c);
+}
+EK_REFERENCE_CLONES void Accumulate(const float* a, const float* b, int64_t m, int64_t k, int64_t n, float* c) {
+  AccumulateRows(a, b, m, k, n, c);
 }
 
 std::vector<float> Squares(const Matrix& a) {
@@ -85,19 +101,20 @@ Matrix MatMul(const Matrix& a, const Matrix& b, const Rounding& rounding) {
   return c;
 }
 
-void AddTransposedProduct(const Matrix& a, const Matrix& b, int64_t depth, const Rounding& rounding, Matrix* sum) {
+void AddTransposedProduct(const Matrix& a, const Matrix& b, int64_t depth, const Rounding& rounding, Matrix* sum,
+                          int64_t first_row) {
   const int64_t m = a.cols;
   const int64_t n = b.cols;
   const std::vector<double> left = Transposed(a.value, a.rows, a.cols);
-  Accumulate(left.data(), b.value.data(), m, a.rows, n, sum->value.data());
+  Accumulate(left.data(), b.value.data(), m, a.rows, n, sum->value.data() + first_row * n);
   if (!rounding.track) return;
   sum->Track();
   const double own = rounding.SumVariance(depth);
   const std::vector<float> factor = Transposed(LeftFactor(a, own), a.rows, a.cols);
-  Accumulate(factor.data(), Squares(b).data(), m, a.rows, n, sum->variance.data());
+  Accumulate(factor.data(), Squares(b).data(), m, a.rows, n, sum->variance.data() + first_row * n);
   if (!b.variance.empty()) {
     const std::vector<float> squares = Transposed(Squares(a), a.rows, a.cols);
-    Accumulate(squares.data(), b.variance.data(), m, a.rows, n, sum->variance.data());
+    Accumulate(squares.data(), b.variance.data(), m, a.rows, n, sum->variance.data() + first_row * n);
   }
 }
 

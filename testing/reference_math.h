@@ -75,8 +75,10 @@ struct Matrix {
 Matrix Transpose(const Matrix& a);
 // a [m, k] times b [k, n]; sums have depth k.
 Matrix MatMul(const Matrix& a, const Matrix& b, const Rounding& rounding);
-// sum += a' b, a [r, m], b [r, n], sum [m, n]. `depth`: how many rows the real run sums into one element in all.
-void AddTransposedProduct(const Matrix& a, const Matrix& b, int64_t depth, const Rounding& rounding, Matrix* sum);
+// Rows [first_row, first_row + m) of sum += a' b, a [r, m], b [r, n], sum [.., n]. `depth`: how many rows the real run
+// sums into one element in all.
+void AddTransposedProduct(const Matrix& a, const Matrix& b, int64_t depth, const Rounding& rounding, Matrix* sum,
+                          int64_t first_row = 0);
 // a + b.
 Matrix Sum(const Matrix& a, const Matrix& b, const Rounding& rounding);
 // sum += a, row r of a going to row `to[r]` of sum; sums have depth `depth`.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -14,6 +15,26 @@ using reference::Matrix;
 using reference::Rounding;
 
 std::string LayerName(int64_t layer, const char* rest) { return absl::StrCat("layer.", layer, ".", rest); }
+
+// Weights as the products want them, made once for all replicas of a step.
+struct PreparedWeights {
+  PreparedWeights(const ReferenceConfig& config, const ReferenceTensors& parameters) {
+    for (const auto& [name, parameter] : parameters) {
+      const bool expert = absl::StrContains(name, ".moe.w_");
+      if (!expert && (absl::StrContains(name, ".attention.w") || name == "output")) {
+        transposed[name] = {Transpose(parameter)};
+      }
+      const int64_t rows = parameter.rows / config.router.experts;
+      for (int64_t e = 0; expert && e < config.router.experts; ++e) {
+        experts[name].push_back(Block(parameter, e * rows, rows, 0, parameter.cols));
+        transposed[name].push_back(Transpose(experts[name].back()));
+      }
+    }
+  }
+
+  std::map<std::string, std::vector<Matrix>> experts;     // [expert]
+  std::map<std::string, std::vector<Matrix>> transposed;  // [expert], or the one matrix
+};
 
 // Everything that one replica's forward leaves for its backward.
 struct AttentionTape {
@@ -32,10 +53,12 @@ struct MoeTape {
 // One replica's forward and backward. Lives for one call.
 class Replica {
  public:
-  Replica(const ReferenceConfig& config, const ReferenceTensors& parameters, const ReferenceBatch& batch,
-          const std::vector<int64_t>& tokens, const ReferenceRunOptions& options, ReferenceTensors* gradients)
+  Replica(const ReferenceConfig& config, const ReferenceTensors& parameters, const PreparedWeights& weights,
+          const ReferenceBatch& batch, const std::vector<int64_t>& tokens, const ReferenceRunOptions& options,
+          ReferenceTensors* gradients)
       : config_(config),
         parameters_(parameters),
+        weights_(weights),
         batch_(batch),
         dense_(options.dense),
         router_(options.router),
@@ -143,7 +166,7 @@ class Replica {
   // Adds the gradient of w and returns that of x for y = x w.
   Matrix LinearBackward(const std::string& name, const Matrix& x, const Matrix& dy, const Rounding& rounding) {
     AddTransposedProduct(x, dy, depth_, dense_, &Gradient(name));
-    return MatMul(dy, Transpose(Parameter(name)), rounding);
+    return MatMul(dy, weights_.transposed.at(name)[0], rounding);
   }
 
   Matrix AttentionBackward(int64_t layer, const Matrix& dy) {
@@ -161,12 +184,7 @@ class Replica {
     return RmsNormBackward(input, Parameter(name), config_.norm_epsilon, dy, depth_, dense_, &Gradient(name));
   }
 
-  // Expert e's rows of a stacked parameter.
-  Matrix Expert(const std::string& name, int64_t e) const {
-    const Matrix& all = Parameter(name);
-    const int64_t rows = all.rows / config_.router.experts;
-    return Block(all, e * rows, rows, 0, all.cols);
-  }
+  const Matrix& Expert(const std::string& name, int64_t e) const { return weights_.experts.at(name)[e]; }
 
   // y + bias of expert e, where there are biases.
   Matrix Biased(const Matrix& y, const std::string& name, int64_t e) const {
@@ -292,11 +310,9 @@ class Replica {
   Matrix ExpertLinearBackward(const std::string& name, int64_t e, const Matrix& x, const Matrix& dy,
                               const Rounding& rounding) {
     Matrix& all = Gradient(name);
-    const int64_t rows = all.rows / config_.router.experts;
-    Matrix mine = Block(all, e * rows, rows, 0, all.cols);
-    AddTransposedProduct(x, dy, depth_, dense_, &mine);
-    PutBlock(mine, e * rows, 0, &all);
-    return MatMul(dy, Transpose(Expert(name, e)), rounding);
+    const int64_t first_row = e * (all.rows / config_.router.experts);
+    AddTransposedProduct(x, dy, depth_, dense_, &all, first_row);
+    return MatMul(dy, weights_.transposed.at(name)[e], rounding);
   }
 
   Matrix MoeBackward(int64_t layer, const Matrix& dy) {
@@ -364,6 +380,7 @@ class Replica {
 
   const ReferenceConfig& config_;
   const ReferenceTensors& parameters_;
+  const PreparedWeights& weights_;
   const ReferenceBatch& batch_;
   const Rounding dense_;
   const Rounding router_;
@@ -454,22 +471,6 @@ std::vector<std::string> ReferenceModel::BoundaryNames() const {
   return names;
 }
 
-absl::StatusOr<ReferenceReplica> ReferenceModel::RunReplica(const ReferenceTensors& parameters,
-                                                            const ReferenceBatch& batch, int64_t replica,
-                                                            const std::vector<int64_t>& tokens,
-                                                            const ReferenceRunOptions& options,
-                                                            ReferenceTensors* gradients) const {
-  EK_RETURN_IF_ERROR(CheckBatch(config_, batch));
-  const int64_t first = replica / config_.capacity_replicas * config_.capacity_replicas;
-  const int64_t last = std::min<int64_t>(first + config_.capacity_replicas, static_cast<int64_t>(tokens.size()));
-  if (replica < 0 || first >= last) {
-    return absl::InvalidArgumentError(absl::StrCat("reference model: replica ", replica, " of ", tokens.size()));
-  }
-  const std::vector<int64_t> sources(tokens.begin() + first, tokens.begin() + last);
-  const int64_t capacity = ReferenceCapacity(config_.router, sources);
-  return Replica(config_, parameters, batch, tokens, options, gradients).Run(capacity);
-}
-
 absl::StatusOr<ReferenceStep> ReferenceModel::Run(const ReferenceTensors& parameters,
                                                   const std::vector<ReferenceBatch>& batches,
                                                   const ReferenceRunOptions& options) const {
@@ -481,13 +482,21 @@ absl::StatusOr<ReferenceStep> ReferenceModel::Run(const ReferenceTensors& parame
         absl::StrCat("reference model: routes of ", options.replay.size(), " replicas for ", batches.size()));
   }
   std::vector<int64_t> tokens;
-  for (const ReferenceBatch& batch : batches) tokens.push_back(static_cast<int64_t>(batch.inputs.size()));
+  for (const ReferenceBatch& batch : batches) {
+    EK_RETURN_IF_ERROR(CheckBatch(config_, batch));
+    tokens.push_back(static_cast<int64_t>(batch.inputs.size()));
+  }
+  const PreparedWeights weights(config_, parameters);
   const double n = static_cast<double>(batches.size());
   for (size_t r = 0; r < batches.size(); ++r) {
     ReferenceRunOptions own = options;
     if (!options.replay.empty()) own.replay = {options.replay[r]};
-    EK_ASSIGN_OR_RETURN(ReferenceReplica replica,
-                        RunReplica(parameters, batches[r], static_cast<int64_t>(r), tokens, own, &step.gradients));
+    const size_t first = r / config_.capacity_replicas * config_.capacity_replicas;
+    const size_t last = std::min(first + config_.capacity_replicas, tokens.size());
+    const int64_t capacity =
+        ReferenceCapacity(config_.router, std::vector<int64_t>(tokens.begin() + first, tokens.begin() + last));
+    ReferenceReplica replica =
+        Replica(config_, parameters, weights, batches[r], tokens, own, &step.gradients).Run(capacity);
     step.loss += replica.loss / n;
     step.loss_variance += replica.loss_variance / (n * n);
     step.replicas.push_back(std::move(replica));

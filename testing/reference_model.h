@@ -99,13 +99,6 @@ class ReferenceModel {
   absl::StatusOr<ReferenceStep> Run(const ReferenceTensors& parameters, const std::vector<ReferenceBatch>& batches,
                                     const ReferenceRunOptions& options) const;
 
-  // The part of Run that belongs to one replica; its gradients (not yet divided by the number of replicas) are added
-  // to `gradients`. So the replicas of a step may be computed in several places and added there. `tokens`: of every
-  // replica. options.replay holds this replica's routes alone, at [0].
-  absl::StatusOr<ReferenceReplica> RunReplica(const ReferenceTensors& parameters, const ReferenceBatch& batch,
-                                              int64_t replica, const std::vector<int64_t>& tokens,
-                                              const ReferenceRunOptions& options, ReferenceTensors* gradients) const;
-
  private:
   explicit ReferenceModel(const ReferenceConfig& config) : config_(config) {}
   ReferenceConfig config_;
