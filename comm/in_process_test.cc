@@ -93,6 +93,30 @@ TEST(InProcessTest, C08_RankThatLeavesIsNamedAtOnce) {
   }
 }
 
+// A rank that gives its handle up goes on living, but not in this group.
+TEST(InProcessTest, C08_DestroyedHandleIsNamedAtOnce) {
+  auto world = MakeWorld(3);
+  const auto start = std::chrono::steady_clock::now();
+  std::atomic<int> told{0};
+  const auto statuses = RunRanks(*world, [&told](Backend& backend) -> absl::Status {
+    Lane lane;
+    EK_ASSIGN_OR_RETURN(auto group, backend.CreateGroup(WorldGroup(3)));
+    EK_RETURN_IF_ERROR(group->Barrier(*lane.stream));
+    if (backend.rank() == 1) {
+      group.reset();
+      while (told.load() < 2) std::this_thread::yield();
+      return absl::OkStatus();
+    }
+    const absl::Status status = group->Barrier(*lane.stream);
+    told.fetch_add(1);
+    return status;
+  });
+  EXPECT_LT(Seconds(start), 5.0);
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(statuses[rank], StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1 has left")));
+  }
+}
+
 // C08: a rank that is alive but does not come.
 TEST(InProcessTest, C08_AbsentRankIsNamedAtTheDeadline) {
   auto world = MakeWorld(3, absl::Milliseconds(300));
