@@ -134,6 +134,7 @@ StateTensor StateAccess::Describe(int parameter, TensorKind kind, std::string st
   tensor.parameter = parameter;
   tensor.kind = kind;
   tensor.state = std::move(state);
+  tensor.owned = !unit.layout().replicated || unit.rank() == 0;
   for (const ShardFragment& f : unit.fragments()) {
     if (f.parameter != home(parameter).position) continue;
     tensor.fragments.push_back({f.begin, FragmentView(unit, f, kind, index)});
