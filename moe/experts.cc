@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/moe/experts_canonical.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/activation.h"
 #include "evenkeel/runtime/ops/gemm.h"
@@ -94,12 +95,17 @@ absl::Status ExpertsRecompute(const ExpertShape& shape, const ExpertWeights& wei
                               absl::Span<const int64_t> row_counts, const ExpertWork& work, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckExpertTensors(shape, weights));
   EK_RETURN_IF_ERROR(CheckRows(shape, x, row_counts));
-  EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_in, row_counts, 0.0, work.pre, stream));
-  if (shape.bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_in, row_counts, work.pre, stream));
-  if (!shape.gated()) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_gate, row_counts, 0.0, work.gate, stream));
-  if (shape.bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_gate, row_counts, work.gate, stream));
-  return absl::OkStatus();
+  if (shape.canonical()) {
+    EK_RETURN_IF_ERROR(CanonicalRecompute(shape, weights, x, row_counts, work, stream));
+  } else {
+    EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_in, row_counts, 0.0, work.pre, stream));
+    if (shape.gated()) {
+      EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, x, weights.w_gate, row_counts, 0.0, work.gate, stream));
+    }
+  }
+  if (!shape.bias) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(AddBiases(weights.b_in, row_counts, work.pre, stream));
+  return shape.gated() ? AddBiases(weights.b_gate, row_counts, work.gate, stream) : absl::OkStatus();
 }
 
 absl::Status ExpertsForward(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
@@ -107,6 +113,7 @@ absl::Status ExpertsForward(const ExpertShape& shape, const ExpertWeights& weigh
                             Stream& stream) {
   EK_RETURN_IF_ERROR(ExpertsRecompute(shape, weights, x, row_counts, work, stream));
   EK_RETURN_IF_ERROR(Activate(shape, work, stream));
+  if (shape.canonical()) return CanonicalOutput(shape, weights, row_counts, work, y, stream);
   EK_RETURN_IF_ERROR(GemmGrouped(false, 1.0, work.hidden, weights.w_out, row_counts, 0.0, y, stream));
   if (shape.bias && shape.adds_output_bias) EK_RETURN_IF_ERROR(AddBiases(weights.b_out, row_counts, y, stream));
   return absl::OkStatus();
@@ -120,23 +127,35 @@ absl::Status ExpertsBackward(const ExpertShape& shape, const ExpertWeights& weig
   EK_RETURN_IF_ERROR(CheckExpertTensors(shape, gradients));
   EK_RETURN_IF_ERROR(CheckRows(shape, x, row_counts));
   const auto weight_gradient = [&](ConstTensorView in, ConstTensorView dout, TensorView dw) {
-    return GemmGroupedWeightGradient(in, dout, row_counts, positions, dw, stream);
+    if (!shape.canonical()) return GemmGroupedWeightGradient(in, dout, row_counts, positions, dw, stream);
+    const bool middle_is_in = in.raw() == work.hidden.raw();
+    return CanonicalWeightGradient(shape, middle_is_in, in, dout, row_counts, positions, work, dw, stream);
+  };
+  const auto bias_gradient = [&](ConstTensorView dout, TensorView db) {
+    if (!shape.bias) return absl::OkStatus();
+    if (shape.canonical()) return CanonicalBiasGradient(shape, dout, row_counts, positions, work, db, stream);
+    return AddBiasGradients(dout, row_counts, positions, db, stream);
   };
   // The output matrix: `hidden` is recomputed rather than kept.
   EK_RETURN_IF_ERROR(Activate(shape, work, stream));
   EK_RETURN_IF_ERROR(weight_gradient(work.hidden, dy, gradients.w_out));
-  if (shape.bias) EK_RETURN_IF_ERROR(AddBiasGradients(dy, row_counts, positions, gradients.b_out, stream));
+  EK_RETURN_IF_ERROR(bias_gradient(dy, gradients.b_out));
   // From here `hidden` holds its own gradient.
-  EK_RETURN_IF_ERROR(GemmGrouped(true, 1.0, dy, weights.w_out, row_counts, 0.0, work.hidden, stream));
+  if (shape.canonical()) {
+    EK_RETURN_IF_ERROR(CanonicalMiddleGradient(shape, weights, dy, row_counts, work, stream));
+  } else {
+    EK_RETURN_IF_ERROR(GemmGrouped(true, 1.0, dy, weights.w_out, row_counts, 0.0, work.hidden, stream));
+  }
   if (shape.gated()) {
     EK_RETURN_IF_ERROR(SwiGluBackward(work.gate, work.pre, work.hidden, work.dgate, work.dpre, stream));
     EK_RETURN_IF_ERROR(weight_gradient(x, work.dgate, gradients.w_gate));
-    if (shape.bias) EK_RETURN_IF_ERROR(AddBiasGradients(work.dgate, row_counts, positions, gradients.b_gate, stream));
+    EK_RETURN_IF_ERROR(bias_gradient(work.dgate, gradients.b_gate));
   } else {
     EK_RETURN_IF_ERROR(GeluBackward(work.pre, work.hidden, work.dpre, stream));
   }
   EK_RETURN_IF_ERROR(weight_gradient(x, work.dpre, gradients.w_in));
-  if (shape.bias) EK_RETURN_IF_ERROR(AddBiasGradients(work.dpre, row_counts, positions, gradients.b_in, stream));
+  EK_RETURN_IF_ERROR(bias_gradient(work.dpre, gradients.b_in));
+  if (shape.canonical()) return CanonicalInputGradient(shape, weights, row_counts, work, dx, stream);
   EK_RETURN_IF_ERROR(GemmGrouped(true, 1.0, work.dpre, weights.w_in, row_counts, 0.0, dx, stream));
   if (!shape.gated()) return absl::OkStatus();
   return GemmGrouped(true, 1.0, work.dgate, weights.w_gate, row_counts, 1.0, dx, stream);

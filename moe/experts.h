@@ -28,6 +28,10 @@ namespace evenkeel::moe {
 
 enum class ExpertActivation : uint8_t { kGelu = 0, kSwiGlu = 1 };
 
+// kCanonical: the same bits for every TP and EP size up to kCanonicalBlocks; slower, see experts_canonical.h.
+enum class ExpertNumerics : uint8_t { kFast = 0, kCanonical = 1 };
+inline constexpr int kCanonicalBlocks = 8;
+
 // What one rank's experts are. A value.
 struct ExpertShape {
   int64_t local_experts = 0;
@@ -38,6 +42,10 @@ struct ExpertShape {
   bool adds_output_bias = true;  // with expert TP: on lane 0 only
   DType dtype = DType::kF32;     // of rows and weights: f32, f64, or bf16 with f32 accumulation
 
+  ExpertNumerics numerics = ExpertNumerics::kFast;
+  int tp = 1;  // expert TP size; canonical numerics only
+
+  bool canonical() const { return numerics == ExpertNumerics::kCanonical; }
   bool gated() const { return activation == ExpertActivation::kSwiGlu; }
   DType gradient_dtype() const { return dtype == DType::kBF16 ? DType::kF32 : dtype; }
 };
@@ -57,6 +65,9 @@ struct ExpertWork {
   TensorView hidden;  // the activated middle: scratch of both
   TensorView dpre;    // scratch of backward
   TensorView dgate;   // scratch of backward
+  // Canonical numerics: an expert's rows come from this many sources, each with so many positions.
+  int64_t sources = 1;
+  int64_t positions_per_source = 1;
 };
 
 // InvalidArgument when a view of `weights` (or of gradients) does not have the shape or dtype above.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/dispatch_plan.h"
+#include "evenkeel/moe/experts_canonical.h"
 #include "evenkeel/moe/order_executor.h"
 #include "evenkeel/moe/order_schedule.h"
 #include "evenkeel/moe/order_types.h"
@@ -81,6 +82,24 @@ absl::Status CheckConfig(const MoeConfig& config, int tp, int ep, int expert_tp)
   return absl::OkStatus();
 }
 
+absl::Status CheckNumerics(const MoeConfig& config, ExpertLayout layout, int tp, bool ragged) {
+  if (config.numerics != ExpertNumerics::kCanonical) return absl::OkStatus();
+  if (layout == ExpertLayout::kWhole && tp > 1) {
+    return absl::InvalidArgumentError(
+        "canonical numerics need experts in tensor_parallel layout: whole ones see a "
+        "replica's rows lane by lane");
+  }
+  if (ragged && config.router.capacity.mode == CapacityMode::kDropless) {
+    return absl::InvalidArgumentError(
+        "canonical numerics need a capacity: without one rows have no canonical positions");
+  }
+  ExpertShape shape;
+  shape.ffn = config.ffn / tp;
+  shape.dtype = config.dtype;
+  shape.tp = tp;
+  return CheckCanonical(shape);
+}
+
 absl::Status CheckRows(const char* name, const ConstTensorView& view, DType dtype, int64_t rows, int64_t hidden) {
   if (view.dtype() == dtype && view.shape() == Shape({rows, hidden})) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("moe: ", name, " is ", DTypeName(view.dtype()), " ",
@@ -104,7 +123,9 @@ class MoeLayerImpl final : public MoeLayer {
                 .activation = config_.activation,
                 .bias = config_.bias,
                 .adds_output_bias = !sliced || lane() == 0,
-                .dtype = config_.dtype};
+                .dtype = config_.dtype,
+                .numerics = config_.numerics,
+                .tp = sliced ? tp_size() : 1};
     dispatches_own_tokens_ = std::any_of(order_.forward.begin(), order_.forward.end(), [](const TypedStep& typed) {
       return typed.step.kind == StepKind::kDispatch && IsVarying(typed.before.tp);
     });
@@ -468,6 +489,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer>> MoeLayer::Create(const MoeConfig& conf
   EK_RETURN_IF_ERROR(CheckConfig(config, tp, ep, groups.expert_tp));
   EK_ASSIGN_OR_RETURN(const ExpertLayout layout, LayoutOf(order, tp, groups.expert_tp));
   EK_ASSIGN_OR_RETURN(TypedOrder typed, CheckOrder(order, layout));
+  EK_RETURN_IF_ERROR(CheckNumerics(config, layout, tp, typed.is_ragged()));
   MoeConfig own = config;
   if (!typed.is_ragged() && own.router.capacity.mode == CapacityMode::kDropless) {
     // Padded buffers that drop nothing are as wide as the fullest expert needs.

@@ -46,6 +46,10 @@ struct MoeConfig {
   // Keeps only the experts' input for the backward and computes their middle again there: F columns per row less memory
   // between the two, one product more, the same bits.
   bool recompute_experts = false;
+  // kCanonical: output and every gradient have the same bits for all power-of-two TP and EP sizes (f32 and f64,
+  // capacity not dropless, TP-sliced or unsliced experts; dW after the sum over EDP). Scratch memory comes on top of
+  // the prediction.
+  ExpertNumerics numerics = ExpertNumerics::kFast;
   float balance_coefficient = 0;  // of the load-balance loss in this rank's loss
   float z_coefficient = 0;        // of the router's z-loss
 };

@@ -335,6 +335,95 @@ TEST(MoeLayerTest, RecomputedExpertsHaveTheSameBits) {
   }
 }
 
+// The sum over an EDP group as the reduction of gradients takes it: the canonical tree, in f32.
+std::vector<float> TreeOverEdp(const std::vector<std::vector<double>>& members, size_t begin, size_t end) {
+  if (end - begin == 1) return std::vector<float>(members[begin].begin(), members[begin].end());
+  size_t split = 1;
+  while (split * 2 < end - begin) split *= 2;
+  std::vector<float> sum = TreeOverEdp(members, begin, begin + split);
+  const std::vector<float> right = TreeOverEdp(members, begin + split, end);
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += right[i];
+  return sum;
+}
+
+// A whole expert gradient, assembled from the shards of all ranks.
+std::vector<double> Assembled(const LayerCase& c, const LayerRun& run, const Member& member, size_t size) {
+  std::vector<double> index(size), whole(size);
+  for (size_t i = 0; i < size; ++i) index[i] = static_cast<double>(i);
+  for (const RankRun& rank : run.ranks) {
+    if (rank.edp_rank != 0) continue;
+    std::vector<std::vector<double>> members(run.ranks.size());
+    size_t count = 0;
+    for (const RankRun& other : run.ranks) {
+      if (other.ep_rank != rank.ep_rank || other.lane != rank.lane) continue;
+      members[other.edp_rank] = other.values.*member.values;
+      ++count;
+    }
+    const std::vector<float> sum = TreeOverEdp(members, 0, count);
+    const std::vector<double> places = ExpertShard(c, rank, member.name, index);
+    for (size_t i = 0; i < places.size(); ++i) whole[static_cast<size_t>(places[i])] = sum[i];
+  }
+  return whole;
+}
+
+// Canonical numerics: one set of bits for every T and E, output, input gradient, router and expert gradients.
+TEST(MoeLayerTest, CanonicalNumericsDoNotDependOnTOrE) {
+  for (ExpertActivation activation : {ExpertActivation::kGelu, ExpertActivation::kSwiGlu}) {
+    const auto run_at = [&](int tp, int ep, const char* order, LayerCase* c) {
+      *c = {.tp = tp, .ep = ep, .dp = 4, .experts = 8, .top_k = 2, .tokens = 9, .hidden = 16, .ffn = 32};
+      c->dtype = DType::kF32;
+      c->mode = CapacityMode::kNoDrop;
+      c->activation = activation;
+      c->bias = true;
+      c->canonical = true;
+      return RunOrder(*c, order);
+    };
+    LayerCase base_case;
+    const LayerRun base = run_at(1, 1, "reference", &base_case);
+    ExpectLikeDense(base_case, base, "canonical");
+    const std::tuple<int, int, const char*> layouts[] = {{1, 4, "reference"},
+                                                         {2, 1, "reference"},
+                                                         {2, 2, "fused"},
+                                                         {4, 4, "drop_gather"},
+                                                         {8, 2, "fused"},
+                                                         {2, 4, "token_sliced"},
+                                                         {4, 2, "overlapped(reference)"}};
+    for (const auto& layout : layouts) {
+      LayerCase c;
+      const LayerRun run = run_at(std::get<0>(layout), std::get<1>(layout), std::get<2>(layout), &c);
+      const std::string what = Name(c, std::get<2>(layout));
+      for (const RankRun& rank : run.ranks) {
+        const RankRun& other = base.ranks[rank.replica];
+        EXPECT_EQ(rank.values.y, other.values.y) << what;
+        EXPECT_EQ(rank.values.dx, other.values.dx) << what;
+        EXPECT_EQ(rank.values.router, other.values.router) << what;
+      }
+      for (const Member& member : kExpertMembers) {
+        const size_t size = (base.ranks[0].values.*member.values).size();
+        EXPECT_EQ(Assembled(c, run, member, size), Assembled(base_case, base, member, size))
+            << what << " " << member.name;
+      }
+    }
+  }
+}
+
+TEST(MoeLayerTest, CanonicalNumericsSayWhatTheyCannot) {
+  LayerCase c = {.tp = 2, .ep = 2};
+  c.canonical = true;
+  c.dtype = DType::kBF16;
+  const auto status = [&](const char* order) { return RunLayer(c, *FindOrder(order)).status(); };
+  EXPECT_THAT(status("fused"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("bf16")));
+  c.dtype = DType::kF32;
+  c.ffn = 12;
+  EXPECT_THAT(status("fused"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("8 blocks")));
+  c.ffn = 8;
+  c.mode = CapacityMode::kDropless;
+  EXPECT_THAT(status("token_sliced"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("capacity")));
+  c.whole = true;
+  c.mode = CapacityMode::kFactor;
+  EXPECT_THAT(status("unsharded"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("lane by lane")));
+}
+
 TEST(MoeLayerTest, OverlappedNeedsEqualChunks) {
   LayerCase c = {.tp = 1, .ep = 2, .experts = 4, .top_k = 2};
   EXPECT_THAT(RunLayer(c, *FindOrder("overlapped(fused:4)")).status(),

@@ -1,5 +1,7 @@
 #include "evenkeel/moe/order_executor.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/ragged_plan.h"
 #include "evenkeel/moe/tree_sum.h"
@@ -237,7 +239,9 @@ absl::Status OrderExecutor::Experts(const Action& action) {
                            .gate = Work(action.gate),
                            .hidden = Work(action.hidden),
                            .dpre = Work(action.dpre),
-                           .dgate = Work(action.dgate)};
+                           .dgate = Work(action.dgate),
+                           .sources = in_.maps->sizes.ep,
+                           .positions_per_source = std::max<int64_t>(1, in_.maps->sizes.capacity)};
   const std::vector<int64_t> counts = in_.maps->RowsOfExpert(action.in.type);
   ExpertShape shape = in_.experts;
   shape.local_experts /= in_.maps->sizes.chunks;

@@ -163,6 +163,7 @@ class RankRunner {
     config.activation = c_.activation;
     config.bias = c_.bias;
     config.recompute_experts = c_.recompute;
+    if (c_.canonical) config.numerics = ExpertNumerics::kCanonical;
     config.dtype = c_.dtype;
     MoeGroups groups = {.tp = tp_.get(), .ep = ep_.get(), .expert_tp = c_.whole ? 1 : c_.tp};
     if (c_.control_groups) {

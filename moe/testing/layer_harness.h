@@ -38,6 +38,7 @@ struct LayerCase {
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = false;
   bool recompute = false;
+  bool canonical = false;
   DType dtype = DType::kF64;
   bool worker_stream = false;
   bool poison = true;
