@@ -147,6 +147,7 @@ void Mailroom::Post(int peer, const ControlMessage& message) {
   absl::MutexLock lock(&mutex_);
   outgoing_.emplace_back();
   Outgoing& out = outgoing_.back();
+  out.peer = peer;
   out.bytes = EncodeControl(message, serials_[peer]++);
   const absl::Status sent =
       wire_->StartSend(peer, kControlTag, out.bytes.data(), static_cast<int64_t>(out.bytes.size()), &out.transfer);
@@ -173,6 +174,22 @@ void Mailroom::Poll() {
     }
   }
   outgoing_.remove_if([](const Outgoing& out) { return out.transfer.done; });
+}
+
+void Mailroom::Flush(absl::Duration limit) {
+  const absl::Duration start = wire_->Now();
+  for (int attempt = 0;; ++attempt) {
+    Poll();
+    bool waits = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const Outgoing& out : outgoing_) {
+        waits = waits || wire_->Health(out.peer, /*describe=*/false).state != PeerHealth::State::kDead;
+      }
+    }
+    if (!waits || wire_->Now() - start >= limit) return;
+    wire_->Pause({.attempt = attempt, .until = start + limit, .since = start});
+  }
 }
 
 bool Mailroom::IsNew(Inbox& inbox, int64_t serial) {

@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/message/wire.h"
 
 namespace evenkeel::comm {
@@ -67,6 +68,8 @@ class Mailroom {
   void Post(int peer, const ControlMessage& message);
   // Takes in what has arrived.
   void Poll();
+  // Waits until everything posted is on its way to ranks that live, at most `limit`.
+  void Flush(absl::Duration limit);
 
   // The next proposal from `peer` that has not been taken and is not void.
   std::optional<ControlMessage> PeekProposal(int peer);
@@ -96,6 +99,7 @@ class Mailroom {
     bool goodbye = false;
   };
   struct Outgoing {
+    int peer = -1;
     std::string bytes;
     Transfer transfer;
   };

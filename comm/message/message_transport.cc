@@ -25,6 +25,8 @@ constexpr int kKindBits = 2;
 constexpr int kNumChannels = (1 << (30 - kCounterBits - kKindBits)) - 1;
 // How long a rank whose limit has passed listens for others that gave up at the same moment.
 constexpr absl::Duration kGrace = absl::Milliseconds(50);
+// How long a rank that gives up waits for room for its notices.
+constexpr absl::Duration kFlush = absl::Milliseconds(200);
 
 enum TagKind { kRecordTag = 0, kPayloadTag = 1, kPairFlag = 2 };
 
@@ -192,6 +194,9 @@ class MessageTransport final : public Transport {
   // Keeps the cause, tells the peers, and leaves no message behind that could touch memory of the caller.
   absl::Status Break(const absl::Status& cause) {
     Abort(cause);
+    // While payload may be touched, which it may no longer once the call has returned: a notice that finds no room on
+    // its way waits behind it.
+    mailroom_->Flush(kFlush);
     TakeBackRecords();
     bool clean = true;
     for (Flow& flow : flows_) {
@@ -293,8 +298,7 @@ class MessageTransport final : public Transport {
   // the cause: what it said is.
   absl::Status FindGone(const Call& call, const std::vector<Missing>& missing) {
     for (const Missing& m : missing) {
-      const std::optional<ControlMessage> notice = mailroom_->FindNotice(peers_[m.rank].world_rank, epoch_, is_pair_);
-      if (!notice.has_value() || notice->kind == ControlMessage::Kind::kLeft) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
+      if (!CauseOf(m.rank).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
     }
     for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeNotice(call, m));
     return absl::OkStatus();
