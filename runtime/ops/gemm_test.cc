@@ -95,7 +95,7 @@ TYPED_TEST(GemmTest, EmptyExtentsGiveBetaC) {
 
 using PlainOpTest = OpTest;
 
-// Trail33: the padded and the ragged orders hand an expert other numbers of rows; a row's bits must not notice.
+// The padded and the ragged orders hand an expert other numbers of rows; a row's bits must not notice.
 template <typename T>
 void CheckRowsDoNotDependOnBatch(const std::vector<int64_t>& sizes, const std::vector<int64_t>& extents,
                                  Stream& stream) {
@@ -121,7 +121,7 @@ void CheckRowsDoNotDependOnBatch(const std::vector<int64_t>& sizes, const std::v
   }
 }
 
-TEST_F(PlainOpTest, Trail33_RowsDoNotDependOnTheBatchF32) {
+TEST_F(PlainOpTest, RowsDoNotDependOnTheBatchF32) {
   std::vector<int64_t> small;
   for (int64_t m = 1; m <= 300; ++m) small.push_back(m);
   CheckRowsDoNotDependOnBatch<float>(small, {16, 64, 256}, stream_);
@@ -245,8 +245,8 @@ template <typename T>
 class WeightGradientTest : public OpTest {};
 TYPED_TEST_SUITE(WeightGradientTest, Types);
 
-// Trail33 in the backward: empty slots of the padded orders add nothing, bit by bit.
-TYPED_TEST(WeightGradientTest, Trail33_InsertedEmptyPositionsChangeNoBit) {
+// In the backward: empty slots of the padded orders add nothing, bit by bit.
+TYPED_TEST(WeightGradientTest, InsertedEmptyPositionsChangeNoBit) {
   const PhiloxStream random(PhiloxKey(7).Add("positions"));
   for (const auto& [k, n] : std::vector<std::pair<int64_t, int64_t>>{{16, 32}, {64, 48}, {5, 7}, {300, 200}}) {
     for (int64_t total : {1, 100, 128, 129, 700, 1500}) {
