@@ -53,7 +53,7 @@ DEFINE_string(backend, "threads", "threads, mpi (under mpirun), nccl");
 DEFINE_string(zero3, "flat", "off, per_parameter, coalesced, flat; a comma list compares fetch policies too");
 DEFINE_string(dtype, "f32", "f32, bf16 or f64");
 DEFINE_string(optimizer, "sgd", "sgd or adamw");
-DEFINE_double(learning_rate, 0, "default: 0.3 for sgd, 0.003 for adamw");
+DEFINE_double(learning_rate, 0, "0: what suits the optimizer");
 DEFINE_int64(steps, 50, "training steps");
 DEFINE_uint64(seed, 1, "of initial weights, batches and router noise");
 DEFINE_int32(experts, 8, "experts of a layer");
@@ -195,14 +195,13 @@ absl::Status SetModel(testutil::TrainingConfig* base) {
   zero3::OptimizerOptions& optimizer = base->zero3.optimizer;
   if (FLAGS_optimizer == "sgd") {
     optimizer.kind = zero3::OptimizerOptions::Kind::kSgd;
-    optimizer.learning_rate = 0.3;
   } else if (FLAGS_optimizer == "adamw") {
     optimizer.kind = zero3::OptimizerOptions::Kind::kAdamW;
-    optimizer.learning_rate = 0.003;
   } else {
     return BadFlag("optimizer", FLAGS_optimizer, "known are sgd, adamw");
   }
-  if (!IsDefault("learning_rate")) optimizer.learning_rate = FLAGS_learning_rate;
+  optimizer.learning_rate =
+      IsDefault("learning_rate") ? testutil::DefaultLearningRate(optimizer.kind) : FLAGS_learning_rate;
   return absl::OkStatus();
 }
 

@@ -1,11 +1,11 @@
 #include "evenkeel/moe/interop/published_block.h"
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/dense_branch.h"
 #include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/interop/published_config.h"
 #include "evenkeel/moe/interop/tensor_files.h"
@@ -68,14 +68,7 @@ class Block final : public PublishedBlock {
       EK_RETURN_IF_ERROR(
           ReadExpert(files, names, absl::StrCat(names.expert_prefix, i, "."), i, hidden, published_.ffn, &experts_));
     }
-    if (has_shared_expert()) {
-      EK_ASSIGN_OR_RETURN(shared_, Allocate(device_, 1, hidden, published_.shared_ffn));
-      EK_RETURN_IF_ERROR(ReadExpert(files, names, names.shared_prefix, 0, hidden, published_.shared_ffn, &shared_));
-    }
-    if (published_.gated_shared) {
-      shared_gate_.resize(hidden);
-      EK_RETURN_IF_ERROR(files.ReadMatrix(names.shared_gate, 1, hidden, false, shared_gate_.data()));
-    }
+    if (has_shared_expert()) EK_RETURN_IF_ERROR(ReadShared(files, names));
     MoeConfig config;
     config.router = published_.router;
     config.router.layer = absl::StrCat("model.layers.", options.layer);
@@ -100,45 +93,28 @@ class Block final : public PublishedBlock {
     call.step.training = false;
     call.selection_bias = selection_bias_.empty() ? nullptr : selection_bias_.data();
     EK_RETURN_IF_ERROR(layer_->Forward(weights, x, y, call, &tape_, stream));
-    if (has_shared_expert()) EK_RETURN_IF_ERROR(AddShared(x, y, stream));
-    return stream.Synchronize();
+    if (branch_ == nullptr) return stream.Synchronize();
+    DenseBranchWeights shared;
+    shared.mlp = shared_.weights();
+    if (published_.gated_shared) shared.mix = shared_gate_.const_view();
+    DenseBranchTape branch_tape;
+    EK_RETURN_IF_ERROR(branch_->Forward(shared, x, y, y, &branch_tape, stream));
+    return stream.Synchronize();  // before the tape goes
   }
 
  private:
-  // y += shared(x), times sigmoid(x . gate) where there is a gate.
-  absl::Status AddShared(ConstTensorView x, TensorView y, Stream& stream) {
-    const int64_t tokens = x.shape().dim(0);
-    ExpertShape shape;
-    shape.local_experts = 1;
-    shape.hidden = hidden();
-    shape.ffn = published_.shared_ffn;
-    shape.activation = ExpertActivation::kSwiGlu;
-    EK_ASSIGN_OR_RETURN(const Tensor pre, Tensor::Create(device_, DType::kF32, Shape({tokens, shape.ffn})));
-    EK_ASSIGN_OR_RETURN(const Tensor gate, Tensor::Create(device_, DType::kF32, Shape({tokens, shape.ffn})));
-    EK_ASSIGN_OR_RETURN(const Tensor middle, Tensor::Create(device_, DType::kF32, Shape({tokens, shape.ffn})));
-    EK_ASSIGN_OR_RETURN(const Tensor out, Tensor::Create(device_, DType::kF32, Shape({tokens, hidden()})));
-    ExpertWork work;
-    work.pre = pre.view();
-    work.gate = gate.view();
-    work.hidden = middle.view();
-    const int64_t counts[] = {tokens};
-    EK_RETURN_IF_ERROR(ExpertsForward(shape, shared_.weights(), x, counts, work, out.view(), stream));
-    EK_RETURN_IF_ERROR(stream.Launch([this, tokens, x, y, &out] {
-      for (int64_t t = 0; t < tokens; ++t)
-        AddRow(x.data<float>() + t * hidden(), out.data<float>() + t * hidden(), y.data<float>() + t * hidden());
-      return absl::OkStatus();
-    }));
-    return stream.Synchronize();  // before the temporaries go
-  }
-
-  void AddRow(const float* x, const float* shared, float* y) const {
-    double factor = 1;
-    if (published_.gated_shared) {
-      double dot = 0;
-      for (int64_t i = 0; i < hidden(); ++i) dot += static_cast<double>(x[i]) * shared_gate_[i];
-      factor = 1 / (1 + std::exp(-dot));
-    }
-    for (int64_t i = 0; i < hidden(); ++i) y[i] += static_cast<float>(factor * shared[i]);
+  absl::Status ReadShared(const TensorFiles& files, const PublishedNames& names) {
+    DenseBranchConfig config;
+    config.hidden = hidden();
+    config.ffn = published_.shared_ffn;
+    config.activation = ExpertActivation::kSwiGlu;
+    config.mix = published_.gated_shared ? BranchMix::kSigmoid : BranchMix::kAdd;
+    EK_ASSIGN_OR_RETURN(branch_, DenseBranch::Create(config, nullptr, device_));
+    EK_ASSIGN_OR_RETURN(shared_, Allocate(device_, 1, hidden(), config.ffn));
+    EK_RETURN_IF_ERROR(ReadExpert(files, names, names.shared_prefix, 0, hidden(), config.ffn, &shared_));
+    if (!published_.gated_shared) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(shared_gate_, Tensor::Create(device_, DType::kF32, Shape({1, hidden()})));
+    return files.ReadMatrix(names.shared_gate, 1, hidden(), false, shared_gate_.data<float>());
   }
 
   const PublishedConfig published_;
@@ -146,7 +122,8 @@ class Block final : public PublishedBlock {
   Tensor router_;
   std::vector<float> selection_bias_;
   ExpertMatrices experts_, shared_;
-  std::vector<float> shared_gate_;
+  Tensor shared_gate_;
+  std::unique_ptr<DenseBranch> branch_;  // null without a shared expert
   std::unique_ptr<MoeLayer> layer_;
   MoeTape tape_;
 };
