@@ -109,7 +109,8 @@ TEST(ResumeTest, C56_ResumedRunHasTheBitsOfAnUninterruptedOne) {
   }
 }
 
-TEST(ResumeTest, C52_StateSurvivesEveryChangeOfLayout) {
+// Trail 47: every lane's slices are saved. 49, 50: experts' weights and moments move together. 107: states are a list.
+TEST(ResumeTest, C52_Trail47_49_50_107_StateSurvivesEveryChangeOfLayout) {
   DiskModel disk;
   ASSERT_OK_AND_ASSIGN(const uint64_t saved, RunJob({.end = 2, .save_to = "saved"}, disk));
   for (const Job& job : std::vector<Job>{{.mesh = {.tp = 1, .ep = 1, .dp = 1, .etp = 1}},

@@ -93,7 +93,7 @@ absl::StatusOr<Result> TrainOnTwoRanks(Offload offload, int64_t budget) {
   return results[0];
 }
 
-TEST(OffloadTest, SameBitsInLessMemory) {
+TEST(OffloadTest, Trail45_SameBitsInLessMemory) {
   ASSERT_OK_AND_ASSIGN(const Result plain, TrainOnTwoRanks(Offload::kNothing, int64_t{1} << 40));
   ASSERT_OK_AND_ASSIGN(const Result states, TrainOnTwoRanks(Offload::kStates, int64_t{1} << 40));
   ASSERT_OK_AND_ASSIGN(const Result all, TrainOnTwoRanks(Offload::kStatesAndWeights, int64_t{1} << 40));

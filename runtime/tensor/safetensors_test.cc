@@ -1,5 +1,7 @@
 #include "evenkeel/runtime/tensor/safetensors.h"
 
+#include <sys/resource.h>
+
 #include <random>
 #include <string>
 #include <vector>
@@ -83,6 +85,23 @@ TEST(SafetensorsTest, C49_RefusesHostileHeaders) {
   };
   for (const auto& [json, message] : cases) EXPECT_THAT(Parse(json, 4), StatusIs(kInvalid, HasSubstr(message))) << json;
   EXPECT_THAT(Parse("{\"a\":" + std::string(1 << 20, '['), 4), StatusIs(kInvalid, HasSubstr("array")));
+}
+
+// Refusing costs no memory beyond the text itself, however large a structure it announces.
+TEST(SafetensorsTest, C49_HostileHeadersStayUnderAMemoryCap) {
+  auto peak_kib = [] {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  constexpr int kBytes = 8 << 20;
+  std::string shape = R"({"a":{"dtype":"F32","shape":[)";
+  while (shape.size() < kBytes) shape += "1,";
+  const std::string texts[] = {"{\"a\":" + std::string(kBytes, '['), "{\"a\":" + std::string(kBytes, '{'), shape,
+                               "{\"a\":\"" + std::string(kBytes, 'x')};
+  const int64_t before = peak_kib();
+  for (const std::string& text : texts) EXPECT_FALSE(Parse(text, 4).ok());
+  EXPECT_LT(peak_kib() - before, 64 << 10);
 }
 
 TEST(SafetensorsTest, C47_NamesExpectedAndFoundLength) {
