@@ -130,4 +130,5 @@ SYSTEM_LIBRARIES = [
     ),
     _library("nlohmann_json", "nlohmann_json"),
     _library("xxhash", "xxhash"),
+    _library("gloo", "gloo"),
 ]

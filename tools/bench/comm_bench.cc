@@ -6,6 +6,8 @@
 //
 // Bytes are those of one rank's block. "copy" rows do only the copies of the same operation, each rank for itself, with
 // nobody to wait for: bytes_per_second of a collective divided by that of its copy row is its share of the limit.
+// "gloo" rows are Gloo's calls between the same threads. Raw Open MPI, which needs processes, is
+// //tools/bench:comm_mpi.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -23,6 +25,13 @@
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/device/host_device.h"
 #include "evenkeel/runtime/tensor/tensor.h"
+#include "gloo/allgather.h"
+#include "gloo/allreduce.h"
+#include "gloo/alltoall.h"
+#include "gloo/math.h"
+#include "gloo/rendezvous/context.h"
+#include "gloo/rendezvous/hash_store.h"
+#include "gloo/transport/tcp/device.h"
 
 namespace evenkeel::comm {
 namespace {
@@ -146,6 +155,44 @@ void BM_Copy(benchmark::State& state, Op op) {
   TearDown();
 }
 
+// Gloo between the same threads: its own transport, over the loopback interface.
+void BM_Gloo(benchmark::State& state, Op op) {
+  const int ranks = static_cast<int>(state.range(0));
+  const size_t n = static_cast<size_t>(BlockBytes(state) / 4);
+  SetUp(state);
+  gloo::rendezvous::HashStore store;
+  RunOnRanks(state, [ranks, n, op, &store](int rank) {
+    gloo::transport::tcp::attr address;
+    address.hostname = "localhost";
+    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(address);
+    auto context = std::make_shared<gloo::rendezvous::Context>(rank, ranks);
+    context->connectFullMesh(store, device);
+    return [n, op, rank, ranks, context] {
+      float* const send = g_send[rank].data<float>();
+      float* const recv = g_recv[rank].data<float>();
+      if (op == Op::kAllGather) {
+        gloo::AllgatherOptions options(context);
+        options.setInput(send, n);
+        options.setOutput(recv, n * ranks);
+        gloo::allgather(options);
+      } else if (op == Op::kAllToAll) {
+        gloo::AlltoallOptions options(context);
+        options.setInput(send, n * ranks);
+        options.setOutput(recv, n * ranks);
+        gloo::alltoall(options);
+      } else {
+        gloo::AllreduceOptions options(context);
+        options.setInput(send, n);
+        options.setOutput(recv, n);
+        options.setReduceFunction(static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
+        gloo::allreduce(options);
+      }
+    };
+  });
+  state.SetBytesProcessed(state.iterations() * MovedBytes(op, ranks, BlockBytes(state)));
+  TearDown();
+}
+
 void BM_ReduceCanonical(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
   const int64_t n = state.range(1) / 4;
@@ -181,6 +228,10 @@ void Register() {
         const std::string name = kNames[static_cast<int>(op)];
         shape(benchmark::RegisterBenchmark(absl::StrCat("in_process/", name).c_str(),
                                            [op](benchmark::State& state) { BM_InProcess(state, op); }));
+        if (ranks <= 4 && op != Op::kReduceScatter && op != Op::kBarrier) {
+          shape(benchmark::RegisterBenchmark(absl::StrCat("gloo/", name).c_str(),
+                                             [op](benchmark::State& state) { BM_Gloo(state, op); }));
+        }
         if (op != Op::kAllGather && op != Op::kAllToAll) continue;
         shape(benchmark::RegisterBenchmark(absl::StrCat("copy/", name).c_str(),
                                            [op](benchmark::State& state) { BM_Copy(state, op); }));
