@@ -50,7 +50,7 @@ absl::Status Inspect(const std::string& folder) {
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader, OpenAny(folder));
   std::printf("%s: step %lld, %d files of world size %d\n", reader->folder().c_str(),
               static_cast<long long>(reader->step()), reader->manifest().file_size(), reader->manifest().world_size());
-  for (const auto& [key, value] : reader->manifest().metadata()) {
+  for (const auto& [key, value] : reader->metadata()) {
     std::printf("  %s = %s\n", key.c_str(), value.c_str());
   }
   std::printf("%-48s %-14s %-5s %-22s %14s %7s\n", "parameter", "state", "dtype", "global shape", "bytes", "pieces");

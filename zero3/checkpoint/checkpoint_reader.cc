@@ -137,6 +137,12 @@ absl::Status CheckpointReader::Read(const CheckpointPiece& wanted) const {
   return absl::OkStatus();
 }
 
+std::map<std::string, std::string> CheckpointReader::metadata() const {
+  std::map<std::string, std::string> metadata;
+  for (const CheckpointMetadataProto& entry : manifest_.metadata()) metadata[entry.key()] = entry.value();
+  return metadata;
+}
+
 std::vector<CheckpointReader::StoredTensor> CheckpointReader::Tensors() const {
   std::vector<StoredTensor> tensors;
   for (const auto& [key, sources] : sources_) {

@@ -36,6 +36,8 @@ class CheckpointReader {
   const std::string& folder() const { return folder_; }
   const CheckpointManifestProto& manifest() const { return manifest_; }
   int64_t step() const { return manifest_.step(); }
+  // What was stored beside the tensors.
+  std::map<std::string, std::string> metadata() const;
 
   // Reads and digests every block. DataLoss naming file, tensor and block of the first that differs.
   absl::Status Verify() const;

@@ -142,7 +142,7 @@ TEST(CheckpointTest, SavesAndLoadsWithMetadata) {
   ASSERT_OK(SaveOne(disk, 7));
   ASSERT_OK_AND_ASSIGN(const FoundCheckpoint found, FindLatestCheckpoint(&disk, "ckpt"));
   EXPECT_EQ(found.reader->step(), 7);
-  EXPECT_EQ(found.reader->manifest().metadata().at("data_position"), "700");
+  EXPECT_EQ(found.reader->metadata().at("data_position"), "700");
   EXPECT_OK(CheckLoad(*found.reader, {}, 0));
   EXPECT_THAT(found.reader->Tensors(), SizeIs(6));
 }
@@ -301,7 +301,7 @@ TEST(CheckpointTest, ReshardingKeepsTheState) {
     ASSERT_OK(ReshardCheckpoint(*source.reader, &disk, root, layout));
     ASSERT_OK_AND_ASSIGN(const FoundCheckpoint found, FindLatestCheckpoint(&disk, root));
     EXPECT_EQ(found.reader->manifest().file_size(), layout.world);
-    EXPECT_EQ(found.reader->manifest().metadata().at("data_position"), "400");
+    EXPECT_EQ(found.reader->metadata().at("data_position"), "400");
     ASSERT_OK_AND_ASSIGN(const uint64_t resharded, found.reader->StateDigest());
     EXPECT_EQ(resharded, digest);
     EXPECT_OK(CheckLoad(*found.reader, {4, 2, 2}, 3));

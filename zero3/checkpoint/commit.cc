@@ -96,7 +96,11 @@ absl::Status CommitAttempt(FileSystem& fs, const std::string& root, const std::s
   EK_ASSIGN_OR_RETURN(CheckpointManifestProto manifest, MergeRecords(files));
   manifest.set_step(step);
   manifest.set_world_size(static_cast<int>(files.size()));
-  for (const auto& [key, value] : metadata) (*manifest.mutable_metadata())[key] = value;
+  for (const auto& [key, value] : metadata) {
+    CheckpointMetadataProto* entry = manifest.add_metadata();
+    entry->set_key(key);
+    entry->set_value(value);
+  }
   EK_RETURN_IF_ERROR(ValidateManifest(manifest));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file, fs.Create(absl::StrCat(attempt, "/", kManifestName)));
   EK_RETURN_IF_ERROR(file->Append(RenderManifest(manifest)));

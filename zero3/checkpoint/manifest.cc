@@ -137,6 +137,12 @@ absl::StatusOr<CheckpointManifestProto> ParseManifest(absl::string_view text) {
 
 absl::Status ValidateManifest(const CheckpointManifestProto& manifest) {
   EK_RETURN_IF_ERROR(ValidateParameters(manifest));
+  std::set<std::string> keys;
+  for (const CheckpointMetadataProto& entry : manifest.metadata()) {
+    if (!keys.insert(entry.key()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("manifest: the metadata key '", entry.key(), "' is doubled"));
+    }
+  }
   std::set<std::string> files;
   std::map<std::pair<int, std::string>, std::vector<Piece>> pieces;
   for (const CheckpointFileProto& file : manifest.file()) {

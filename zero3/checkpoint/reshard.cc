@@ -108,9 +108,7 @@ absl::Status ReshardCheckpoint(const CheckpointReader& source, FileSystem* fs, c
     }
     files.push_back(*std::move(file));
   }
-  const std::map<std::string, std::string> metadata(source.manifest().metadata().begin(),
-                                                    source.manifest().metadata().end());
-  const absl::Status committed = CommitAttempt(*fs, root, attempt, source.step(), metadata, files);
+  const absl::Status committed = CommitAttempt(*fs, root, attempt, source.step(), source.metadata(), files);
   if (!committed.ok()) RemoveTree(*fs, attempt).IgnoreError();
   return committed;
 }
