@@ -110,7 +110,7 @@ TEST(FetchTest, Trail60_61_ChangedOrderIsRecordedAnewWithTheSameBits) {
 }
 
 // Three steps in each state with micro-batches, recompute, evaluation passes and persistence.
-TEST(FetchTest, Trail60_62_EverythingAtOnce) {
+TEST(FetchTest, Trail60_62_68_EverythingAtOnce) {
   for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
     for (int64_t persistent : {0, 7, 50, 100000}) {
       ToyConfig config = SmallConfig(4);
@@ -134,7 +134,7 @@ TEST(FetchTest, Trail60_62_EverythingAtOnce) {
 }
 
 // Persistent parameters are gathered once per update, whether the order is known or not.
-TEST(FetchTest, Trail63_PersistenceIsHonouredInEveryStep) {
+TEST(FetchTest, Trail51_63_PersistenceIsHonouredInEveryStep) {
   ToyConfig config = SmallConfig(3);
   config.options.persistent_elements = 100000;  // everything
   config.options.policy = "flat";
@@ -401,7 +401,7 @@ TEST(FetchTest, C33_Trail54_MixedUpLeavesOfEqualSizeStopTheStep) {
 }
 
 // Leaves of other sizes are refused by the collective itself, on all ranks, at once.
-TEST(FetchTest, C33_LeavesOfOtherSizesAreRefusedBeforeBytesMove) {
+TEST(FetchTest, C33_Trail56_LeavesOfOtherSizesAreRefusedBeforeBytesMove) {
   ToyConfig config = SmallConfig(3);
   config.steps = 3;
   config.before_step = [](int step, int rank, PartitionedModel& model) -> absl::Status {

@@ -86,7 +86,7 @@ TEST(GradientsTest, Trail33_34_35_36_ExpertGradientsDoNotDependOnTheLayout) {
 
 // Dense, experts over EP, TP-sharded on all lanes, TP-replicated once: the norm of the whole gradient, the same bits
 // on every rank and in every layout.
-TEST(GradientsTest, Trail37_38_40_41_42_OneGlobalNorm) {
+TEST(GradientsTest, Trail37_38_40_41_42_43_OneGlobalNorm) {
   std::map<int, double> first_by_tp;
   for (const comm::MeshShape& mesh : kLayouts) {
     ToyConfig config = IntegerConfig(mesh);
@@ -119,7 +119,7 @@ TEST(GradientsTest, WeightsDoNotDependOnTheLayout) {
 }
 
 // All 2^4 use patterns of one step: unused experts have exactly zero gradients, all ranks make the same collectives.
-TEST(GradientsTest, C32_Trail54_55_UnusedExpertsKeepEveryRankInStep) {
+TEST(GradientsTest, C32_Trail54_55_69_103_UnusedExpertsKeepEveryRankInStep) {
   for (const comm::MeshShape mesh : {comm::MeshShape{1, 1, 2, 1}, comm::MeshShape{1, 2, 4, 1}}) {
     for (int pattern = 0; pattern < 16; ++pattern) {
       ToyConfig config = IntegerConfig(mesh);
