@@ -50,6 +50,9 @@ A Combine(ReduceOp op, A a, A b) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
+      if constexpr (std::is_integral_v<A>) {  // wraps
+        return static_cast<A>(static_cast<std::make_unsigned_t<A>>(a) + static_cast<std::make_unsigned_t<A>>(b));
+      }
       return static_cast<A>(a + b);
     case ReduceOp::kMax:
       if constexpr (std::is_floating_point_v<A>) {
