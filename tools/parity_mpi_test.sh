@@ -2,9 +2,8 @@
 # The same job as threads and as processes: the bits of the losses and of the parameters are equal.
 set -u
 flags=(--tp=2 --ep=2 --dp=2 --steps=3 --candidate=drop_gather,fused)
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 tools/parity "${flags[@]}" --out="$TEST_TMPDIR/threads" || exit 1
-mpirun --oversubscribe -n 4 tools/parity --backend=mpi "${flags[@]}" --out="$TEST_TMPDIR/mpi" || exit 1
+tools/mpi_test.sh 4 tools/parity --backend=mpi "${flags[@]}" --out="$TEST_TMPDIR/mpi" || exit 1
 python3 - "$TEST_TMPDIR" <<'END' || exit 1
 import json, sys
 threads, mpi = (json.load(open(f"{sys.argv[1]}/{kind}/report.json"))["runs"] for kind in ("threads", "mpi"))
@@ -14,6 +13,6 @@ for a, b in zip(threads, mpi):
         assert a[key] == b[key], (a["order"], key, a[key], b[key])
 END
 # A world of another size is one line from one rank.
-mpirun --oversubscribe -n 2 tools/parity --backend=mpi "${flags[@]}" --out="$TEST_TMPDIR/x" 2>"$TEST_TMPDIR/stderr"
+tools/mpi_test.sh 2 tools/parity --backend=mpi "${flags[@]}" --out="$TEST_TMPDIR/x" >"$TEST_TMPDIR/output" 2>&1
 [[ $? == 2 ]] || { echo "FAIL: wanted exit 2"; exit 1; }
-[[ $(grep -c 'needs 4 processes, mpirun started 2' "$TEST_TMPDIR/stderr") == 1 ]] || { cat "$TEST_TMPDIR/stderr"; exit 1; }
+[[ $(grep -c 'needs 4 processes, mpirun started 2' "$TEST_TMPDIR/output") == 1 ]] || { cat "$TEST_TMPDIR/output"; exit 1; }

@@ -101,7 +101,12 @@ TEST(SafetensorsTest, C49_HostileHeadersStayUnderAMemoryCap) {
                                "{\"a\":\"" + std::string(kBytes, 'x')};
   const int64_t before = peak_kib();
   for (const std::string& text : texts) EXPECT_FALSE(Parse(text, 4).ok());
-  EXPECT_LT(peak_kib() - before, 64 << 10);
+#ifdef __SANITIZE_ADDRESS__
+  constexpr int64_t kCapKib = 256 << 10;  // freed memory is kept for a while
+#else
+  constexpr int64_t kCapKib = 64 << 10;
+#endif
+  EXPECT_LT(peak_kib() - before, kCapKib);
 }
 
 TEST(SafetensorsTest, C47_NamesExpectedAndFoundLength) {

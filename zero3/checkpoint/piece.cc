@@ -135,15 +135,23 @@ absl::Status CheckCover(absl::Span<const int64_t> global_shape, absl::Span<const
 }
 
 std::string PieceName(const Piece& piece) {
+  // Names pieces that were refused, too: no number here may be trusted.
   std::string text = "[";
   int64_t elements = 1;
+  bool overflow = false;
   for (size_t i = 0; i < piece.shape.size(); ++i) {
     const int64_t offset = i < piece.offset.size() ? piece.offset[i] : 0;
-    absl::StrAppend(&text, i == 0 ? "" : ", ", offset, ":", offset + piece.shape[i]);
-    elements *= piece.shape[i];
+    int64_t end = 0;
+    absl::StrAppend(&text, i == 0 ? "" : ", ", offset, ":");
+    if (__builtin_add_overflow(offset, piece.shape[i], &end)) {
+      absl::StrAppend(&text, offset, "+", piece.shape[i]);
+    } else {
+      absl::StrAppend(&text, end);
+    }
+    overflow = __builtin_mul_overflow(elements, piece.shape[i], &elements) || overflow;
   }
   text += "]";
-  if (piece.begin != 0 || piece.end != elements) absl::StrAppend(&text, "@", piece.begin, ":", piece.end);
+  if (overflow || piece.begin != 0 || piece.end != elements) absl::StrAppend(&text, "@", piece.begin, ":", piece.end);
   return text;
 }
 
