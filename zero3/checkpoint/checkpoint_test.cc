@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -11,12 +12,15 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/file_system.h"
+#include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/runtime/base/testing/disk_model.h"
 #include "evenkeel/runtime/device/host_device.h"
@@ -359,6 +363,67 @@ TEST(CheckpointTest, LoadSaysWhatIsMissingOrDiffers) {
   wanted = state.pieces[0];
   wanted.dtype = DType::kI32;
   EXPECT_THAT(found.reader->Read(wanted), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("f32")));
+}
+
+// A disk whose writes wait until they are let go.
+class StuckDisk final : public FileSystem {
+ public:
+  void LetGo() { go_.Notify(); }
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, disk_.Create(path));
+    return std::make_unique<File>(std::move(file), &go_);
+  }
+  absl::StatusOr<int64_t> FileSize(const std::string& path) override { return disk_.FileSize(path); }
+  absl::StatusOr<std::string> Read(const std::string& path, int64_t offset, int64_t length) override {
+    return disk_.Read(path, offset, length);
+  }
+  absl::Status ReadInto(const std::string& path, int64_t offset, int64_t length, void* destination) override {
+    return disk_.ReadInto(path, offset, length, destination);
+  }
+  absl::Status MakeDirectory(const std::string& path) override { return disk_.MakeDirectory(path); }
+  absl::Status SyncDirectory(const std::string& path) override { return disk_.SyncDirectory(path); }
+  absl::Status Rename(const std::string& from, const std::string& to) override { return disk_.Rename(from, to); }
+  absl::Status RemoveFile(const std::string& path) override { return disk_.RemoveFile(path); }
+  absl::Status RemoveDirectory(const std::string& path) override { return disk_.RemoveDirectory(path); }
+  absl::StatusOr<std::vector<DirectoryEntry>> List(const std::string& path) override { return disk_.List(path); }
+  absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override { return disk_.Lock(path); }
+
+ private:
+  class File final : public WritableFile {
+   public:
+    File(std::unique_ptr<WritableFile> file, absl::Notification* go) : file_(std::move(file)), go_(go) {}
+    absl::Status Append(absl::string_view bytes) override {
+      go_->WaitForNotification();
+      return file_->Append(bytes);
+    }
+    absl::Status Sync() override { return file_->Sync(); }
+    absl::Status Close() override { return file_->Close(); }
+
+   private:
+    const std::unique_ptr<WritableFile> file_;
+    absl::Notification* const go_;
+  };
+
+  DiskModel disk_;
+  absl::Notification go_;
+};
+
+// Training goes on while the disk is stuck, and changes its weights; the checkpoint has the values of its step.
+TEST(CheckpointTest, StartStallsForTheCopyOnly) {
+  StuckDisk disk;
+  ASSERT_OK_AND_ASSIGN(const auto writer, CheckpointWriter::Create(&disk, nullptr, nullptr, {.root = "ckpt"}));
+  const State state = MakeState({}, 0, 5, true);
+  ASSERT_OK(writer->Start(5, {}, state.pieces));  // returns although nothing can be written
+  for (const auto& values : state.memory) std::fill(values->begin(), values->end(), -7.0f);
+  EXPECT_TRUE(writer->in_progress());
+  EXPECT_THAT(writer->Start(6, {}, state.pieces),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("step 5 is not finished")));
+  disk.LetGo();
+  ASSERT_OK(writer->Finish());
+  ASSERT_OK_AND_ASSIGN(const FoundCheckpoint found, FindLatestCheckpoint(&disk, "ckpt"));
+  EXPECT_EQ(found.reader->step(), 5);
+  EXPECT_OK(CheckLoad(*found.reader, {}, 0));
 }
 
 // A process that saves for ever is killed at a random moment; whatever it leaves must load.
