@@ -134,7 +134,7 @@ TEST(FetchTest, Trail60_62_68_EverythingAtOnce) {
 }
 
 // Persistent parameters are gathered once per update, whether the order is known or not.
-TEST(FetchTest, Trail51_63_PersistenceIsHonouredInEveryStep) {
+TEST(FetchTest, Trail63_PersistenceIsHonouredInEveryStep) {
   ToyConfig config = SmallConfig(3);
   config.options.persistent_elements = 100000;  // everything
   config.options.policy = "flat";
@@ -401,7 +401,7 @@ TEST(FetchTest, C33_Trail54_MixedUpLeavesOfEqualSizeStopTheStep) {
 }
 
 // Leaves of other sizes are refused by the collective itself, on all ranks, at once.
-TEST(FetchTest, C33_Trail56_LeavesOfOtherSizesAreRefusedBeforeBytesMove) {
+TEST(FetchTest, C33_LeavesOfOtherSizesAreRefusedBeforeBytesMove) {
   ToyConfig config = SmallConfig(3);
   config.steps = 3;
   config.before_step = [](int step, int rank, PartitionedModel& model) -> absl::Status {
