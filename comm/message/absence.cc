@@ -1,0 +1,193 @@
+#include "evenkeel/comm/message/absence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/runtime/base/status_macros.h"
+
+namespace evenkeel::comm {
+namespace {
+
+// How long a rank whose limit has passed listens for others that gave up at the same moment.
+constexpr absl::Duration kGrace = absl::Milliseconds(50);
+
+bool Names(const ErrorContext& context, int rank) {
+  return std::any_of(context.findings.begin(), context.findings.end(),
+                     [rank](const RankFinding& finding) { return finding.rank == rank; });
+}
+
+}  // namespace
+
+void Absence::BeginCall() { call_start_ = seat_.wire().Now(); }
+
+absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
+                           absl::FunctionRef<absl::Status(bool* finished)> advance,
+                           absl::FunctionRef<std::vector<Missing>()> list_missing) {
+  Wire& wire = seat_.wire();
+  const absl::Duration limit = call_start_ + call.limit;
+  const absl::Duration since = wire.Now();
+  for (int attempt = 0;; ++attempt) {
+    bool finished = false;
+    EK_RETURN_IF_ERROR(advance(&finished));
+    if (finished) return absl::OkStatus();
+    if (!wire.status().ok()) return WireError(call, list_missing());
+    const bool too_late = attempt % 16 == 15 && wire.Now() >= limit;
+    const bool look = wire.Pause({.attempt = attempt, .until = limit, .since = since, .busy_for = busy_for});
+    if (!look && !too_late) continue;
+    if (absl::Status cause = seat_.status(); !cause.ok()) return BrokenGroupError(seat_.Context(call), cause);
+    seat_.mailroom().Poll();
+    const std::vector<Missing> missing = list_missing();
+    if (wire.Now() >= limit) {
+      EK_RETURN_IF_ERROR(advance(&finished));
+      return finished ? absl::OkStatus() : TooLate(call, list_missing());
+    }
+    absl::Status gone = FindGone(call, missing);
+    if (gone.ok()) continue;
+    // What a rank had sent before it went may have arrived since the last look.
+    for (int look_again = 0; look_again < 64 && !finished; ++look_again) EK_RETURN_IF_ERROR(advance(&finished));
+    if (finished) return absl::OkStatus();
+    seat_.mailroom().Poll();
+    if (gone = FindGone(call, list_missing()); !gone.ok()) return gone;
+  }
+}
+
+absl::Status Absence::CheckNobodyGaveUp(const Call& call) {
+  seat_.mailroom().Poll();
+  for (int i = 0; i < seat_.size(); ++i) {
+    if (i == seat_.rank()) continue;
+    const std::optional<ControlMessage> notice =
+        seat_.mailroom().FindNotice(seat_.peer(i).world_rank, seat_.epoch(), seat_.is_pair());
+    const bool in_this_call = notice.has_value() && notice->kind == ControlMessage::Kind::kAbort && notice->in_agree &&
+                              notice->a == seat_.records_sent();
+    if (in_this_call) return Adopt(seat_.Context(call), DecodeStatus(notice->body), i);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Absence::WireError(const Call& call, const std::vector<Missing>& missing) {
+  for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
+  const absl::Status cause = seat_.wire().status();
+  if (absl::IsAborted(cause)) return BrokenGroupError(seat_.Context(call), cause);
+  return TransportError(cause.code(), seat_.Context(call), cause.message());
+}
+
+// Whether one of the missing ranks can never come. A rank that died or left after it had given the group up is not
+// the cause: what it said is.
+absl::Status Absence::FindGone(const Call& call, const std::vector<Missing>& missing) {
+  for (const Missing& m : missing) {
+    if (!CauseOf(m.rank).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
+  }
+  for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeNotice(call, m));
+  return absl::OkStatus();
+}
+
+absl::Status Absence::JudgeHealth(const Call& call, const Missing& missing) {
+  const int world_rank = seat_.peer(missing.rank).world_rank;
+  const PeerHealth health = seat_.wire().Health(world_rank, /*describe=*/false);
+  std::string what;
+  if (health.state == PeerHealth::State::kDead) {
+    what = health.text.empty() ? "is dead" : health.text;
+  } else if (seat_.mailroom().SaidGoodbye(world_rank)) {
+    what = "has left the world";
+  } else {
+    return absl::OkStatus();
+  }
+  ErrorContext context = TimedContext(call);
+  context.findings.push_back({seat_.OuterRank(missing.rank), absl::StrCat(what, "; ", seat_.LastOf(missing.rank))});
+  return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
+}
+
+// The notice of a missing rank, as far as it concerns what is missing: an error, or OK when what is missing can still
+// arrive.
+absl::Status Absence::JudgeNotice(const Call& call, const Missing& missing) {
+  Mailroom& mailroom = seat_.mailroom();
+  const int world_rank = seat_.peer(missing.rank).world_rank;
+  std::optional<ControlMessage> notice = mailroom.FindNotice(world_rank, seat_.epoch(), seat_.is_pair());
+  if (!notice.has_value() && seat_.is_pair()) notice = mailroom.FindNotice(world_rank, seat_.epoch(), false);
+  if (!notice.has_value()) {
+    std::optional<absl::Status> cause = mailroom.FindVoid(world_rank, seat_.identity().serials[missing.rank]);
+    if (cause.has_value()) return Adopt(seat_.Context(call), *cause, missing.rank);
+    return absl::OkStatus();
+  }
+  const bool same_stream = notice->pair == seat_.is_pair();
+  if (same_stream && missing.record && notice->a > seat_.records_sent() - 1) {
+    return absl::OkStatus();  // sent before it stopped: still on its way
+  }
+  if (same_stream && missing.piece && notice->b > missing.index) return absl::OkStatus();
+  ErrorContext context = TimedContext(call);
+  if (notice->kind == ControlMessage::Kind::kLeft) {
+    context.findings.push_back(
+        {seat_.OuterRank(missing.rank), absl::StrCat("has left the group; ", seat_.LastOf(missing.rank))});
+    return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
+  }
+  return Adopt(std::move(context), DecodeStatus(notice->body), missing.rank);
+}
+
+// The error of a rank that waits for rank `from`, which has given the group up because of `cause`.
+absl::Status Absence::Adopt(ErrorContext context, const absl::Status& cause, int from) const {
+  const bool about_absence = absl::IsDeadlineExceeded(cause) || absl::IsUnavailable(cause) || absl::IsDataLoss(cause);
+  const std::optional<ErrorContext> theirs = GetErrorContext(cause);
+  if (!about_absence || !theirs.has_value()) {
+    return BrokenGroupError(std::move(context), cause);
+  }
+  context.findings = theirs->findings;
+  return TransportError(cause.code(), std::move(context),
+                        absl::StrCat("rank ", seat_.OuterRank(from), " gave the group up in ", theirs->operation));
+}
+
+// The limit has passed. A peer that this rank misses may itself miss others, and give up at the same moment: what
+// such peers say within a short grace replaces them in the findings.
+absl::Status Absence::TooLate(const Call& call, const std::vector<Missing>& missing) {
+  Wire& wire = seat_.wire();
+  const absl::Duration now = wire.Now();
+  std::map<int, std::string> odd;  // by group rank
+  for (int attempt = 0;; ++attempt) {
+    seat_.mailroom().Poll();
+    odd = OddRanks(missing);
+    const bool settled = odd.size() <= 1 || wire.Now() >= now + kGrace;
+    if (settled) break;
+    wire.Pause({.attempt = attempt, .until = now + kGrace, .since = now});
+  }
+  ErrorContext context = TimedContext(call);
+  for (auto& [rank, had] : odd) context.findings.push_back({rank, had});
+  return TransportError(absl::StatusCode::kDeadlineExceeded, std::move(context), "ranks are absent");
+}
+
+std::map<int, std::string> Absence::OddRanks(const std::vector<Missing>& missing) {
+  std::map<int, std::string> odd;
+  for (const Missing& m : missing) {
+    if (const std::optional<absl::Status> cause = CauseOf(m.rank); cause.has_value()) {
+      const std::optional<ErrorContext> theirs = GetErrorContext(*cause);
+      if (theirs.has_value() && !Names(*theirs, seat_.OuterRank(seat_.rank())) && !theirs->findings.empty()) {
+        for (const RankFinding& finding : theirs->findings) {
+          odd.emplace(finding.rank, absl::StrCat("rank ", seat_.OuterRank(m.rank), " says: ", finding.had));
+        }
+        continue;
+      }
+    }
+    const PeerHealth health = seat_.wire().Health(seat_.peer(m.rank).world_rank, /*describe=*/true);
+    std::string had = absl::StrCat(m.what, "; ", seat_.LastOf(m.rank));
+    if (!health.text.empty()) absl::StrAppend(&had, "; ", health.text);
+    odd.insert_or_assign(seat_.OuterRank(m.rank), std::move(had));
+  }
+  return odd;
+}
+
+// Why group rank i has given the group up, when it has.
+std::optional<absl::Status> Absence::CauseOf(int i) {
+  const int world_rank = seat_.peer(i).world_rank;
+  const std::optional<ControlMessage> notice = seat_.mailroom().FindNotice(world_rank, seat_.epoch(), seat_.is_pair());
+  if (!notice.has_value()) return seat_.mailroom().FindVoid(world_rank, seat_.identity().serials[i]);
+  if (notice->kind != ControlMessage::Kind::kAbort) return std::nullopt;
+  return DecodeStatus(notice->body);
+}
+
+ErrorContext Absence::TimedContext(const Call& call) {
+  ErrorContext context = seat_.Context(call);
+  context.elapsed = seat_.wire().Now() - call_start_;
+  context.limit = call.limit;
+  return context;
+}
+
+}  // namespace evenkeel::comm

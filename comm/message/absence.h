@@ -1,0 +1,73 @@
+// Who is missing, and whether it can still come: the waits of MessageTransport and the errors they end with.
+//
+//   EK_RETURN_IF_ERROR(absence.Wait(call, start, busy_for,
+//                                   [&](bool* finished) { return TakeWhatHasCome(finished); },
+//                                   [&] { return WhatHasNotCome(); }));
+//
+// A wait ends with what message_transport.h promises: all there; a missing rank is gone (Unavailable); one has given
+// the group up (its cause); the limit has passed (DeadlineExceeded, a finding for each rank still missing).
+#ifndef EVENKEEL_COMM_MESSAGE_ABSENCE_H_
+#define EVENKEEL_COMM_MESSAGE_ABSENCE_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/message/group_seat.h"
+#include "evenkeel/comm/transport.h"
+#include "evenkeel/runtime/base/error_context.h"
+
+namespace evenkeel::comm {
+
+// What a rank waits for from one peer: a record, pieces, or that the peer takes what was sent.
+struct Missing {
+  int rank = -1;  // inside the group
+  const char* what = "";
+  bool record = false;  // its record of this call
+  bool piece = false;   // payload piece number `index` of the group's life
+  int64_t index = 0;
+};
+
+// Not thread-safe: of the thread that makes the calls.
+class Absence {
+ public:
+  // `seat` outlives it.
+  explicit Absence(GroupSeat* seat) : seat_(*seat) {}
+
+  // A call begins: its limit counts from now.
+  void BeginCall();
+
+  // Polls `advance` until it says that everything is there, or fails. `list_missing` names what is not there yet.
+  // `busy_for`: how long payload will be moving, for Wire::Pause.
+  absl::Status Wait(const Call& call, absl::Duration busy_for, absl::FunctionRef<absl::Status(bool* finished)> advance,
+                    absl::FunctionRef<std::vector<Missing>()> list_missing);
+
+  // The cause of a peer that has given up this very call of Agree while this rank was on its way: a rank that comes
+  // last may come too late.
+  absl::Status CheckNobodyGaveUp(const Call& call);
+
+  // The wire carries nothing any more: a dead rank of the group is named first.
+  absl::Status WireError(const Call& call, const std::vector<Missing>& missing);
+
+ private:
+  absl::Status FindGone(const Call& call, const std::vector<Missing>& missing);
+  absl::Status JudgeHealth(const Call& call, const Missing& missing);
+  absl::Status JudgeNotice(const Call& call, const Missing& missing);
+  absl::Status Adopt(ErrorContext context, const absl::Status& cause, int from) const;
+  absl::Status TooLate(const Call& call, const std::vector<Missing>& missing);
+  std::map<int, std::string> OddRanks(const std::vector<Missing>& missing);
+  std::optional<absl::Status> CauseOf(int i);
+  ErrorContext TimedContext(const Call& call);
+
+  GroupSeat& seat_;
+  absl::Duration call_start_ = absl::ZeroDuration();
+};
+
+}  // namespace evenkeel::comm
+
+#endif  // EVENKEEL_COMM_MESSAGE_ABSENCE_H_
