@@ -128,7 +128,12 @@ class Impl final : public MpiWire {
     indices_.resize(n);
     statuses_.resize(n);
     int num_done = 0;
-    const int code = MPI_Testsome(n, requests_.data(), &num_done, indices_.data(), statuses_.data());
+    int code = MPI_Testsome(n, requests_.data(), &num_done, indices_.data(), statuses_.data());
+    // Open MPI looks at the requests first and makes progress after it: what that progress completed is seen only by
+    // another look. Without it a notice that came right behind a record would be overlooked.
+    if (code == MPI_SUCCESS && num_done == 0) {
+      code = MPI_Testsome(n, requests_.data(), &num_done, indices_.data(), statuses_.data());
+    }
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return MpiError("MPI_Testsome", -1, code);
     for (int i = 0; i < num_done; ++i) Finish(statuses_[i], code, tested_[indices_[i]]);
     return absl::OkStatus();
