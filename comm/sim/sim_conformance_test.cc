@@ -1,5 +1,7 @@
 // The conformance suite of backends over simulated ranks, and that a seed decides everything.
+#include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,18 +16,45 @@
 namespace evenkeel::comm {
 namespace {
 
-class SimConformanceTest : public ::testing::TestWithParam<int> {};
-
-TEST_P(SimConformanceTest, AllCasesHold) {
-  for (const ConformanceCase& c : ConformanceCases({.large = 3001})) {
-    if (GetParam() < c.min_world) continue;
-    ASSERT_OK_AND_ASSIGN(const auto world, SimWorld::Create({.world_size = GetParam(), .seed = 5}));
-    const std::vector<absl::Status> statuses = world->Run(c.run);
-    for (int rank = 0; rank < GetParam(); ++rank) EXPECT_OK(statuses[rank]) << c.name << " rank " << rank;
+struct Parameter {
+  SimOptions options;
+  ConformanceCase c;
+  friend std::ostream& operator<<(std::ostream& out, const Parameter& p) {
+    return out << p.c.name << " on " << p.options.world_size << " ranks";
   }
+};
+
+// Every case that a world is large enough for; C12 in pieces of a thousand bytes, nothing with the record.
+std::vector<Parameter> Parameters(const std::vector<int>& worlds, const SimOptions& options) {
+  std::vector<Parameter> parameters;
+  for (const int ranks : worlds) {
+    for (ConformanceCase& c : ConformanceCases({.large = 3001})) {
+      if (ranks < c.min_world) continue;
+      parameters.push_back({options, std::move(c)});
+      parameters.back().options.world_size = ranks;
+    }
+  }
+  return parameters;
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SimConformanceTest, ::testing::Values(1, 2, 3, 4, 5, 8));
+class SimConformanceTest : public ::testing::TestWithParam<Parameter> {};
+
+TEST_P(SimConformanceTest, Holds) {
+  const auto& [options, c] = GetParam();
+  ASSERT_OK_AND_ASSIGN(const auto world, SimWorld::Create(options));
+  const std::vector<absl::Status> statuses = world->Run(c.run);
+  for (int rank = 0; rank < options.world_size; ++rank) EXPECT_OK(statuses[rank]) << c.name << " rank " << rank;
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Parameter>& info) {
+  return absl::StrCat(info.param.c.name, "_Ranks", info.param.options.world_size);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, SimConformanceTest, ::testing::ValuesIn(Parameters({1, 2, 3, 4, 5, 8}, {.seed = 5})),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(C12_PiecesOfAThousandBytes, SimConformanceTest,
+                         ::testing::ValuesIn(Parameters({3}, {.seed = 6, .eager_bytes = 0, .piece_bytes = 1000})),
+                         NameOf);
 
 // What every rank gets, in one world.
 absl::StatusOr<std::vector<std::vector<OperationDigest>>> Digests(const SimOptions& options, uint64_t* log) {

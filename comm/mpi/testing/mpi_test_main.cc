@@ -49,10 +49,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   if (arguments.ranks_per_node > 0) {
-    // The launcher tells the size only after the start; nodes of a larger world that nobody uses do no harm.
-    const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
-    absl::StatusOr<Topology> topology =
-        Topology::Blocks(size == nullptr ? 1 : std::atoi(size), arguments.ranks_per_node);
+    absl::StatusOr<Topology> topology = Topology::Blocks(LaunchedWorldSize(), arguments.ranks_per_node);
     EK_CHECK_OK(topology);
     arguments.mpi.topology = *topology;
   }
@@ -86,6 +83,11 @@ int Main(int argc, char** argv) {
 MpiBackend& MpiTestWorld() {
   EK_CHECK(g_world != nullptr);
   return *g_world;
+}
+
+int LaunchedWorldSize() {
+  const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  return size == nullptr ? 1 : std::atoi(size);
 }
 
 }  // namespace evenkeel::comm

@@ -13,6 +13,9 @@ namespace evenkeel::comm {
 // Dies outside a program with :mpi_test_main.
 MpiBackend& MpiTestWorld();
 
+// How many ranks the launcher has started, before the job is joined: for parameters of tests. 1 without a launcher.
+int LaunchedWorldSize();
+
 }  // namespace evenkeel::comm
 
 #endif  // EVENKEEL_COMM_MPI_TESTING_MPI_TEST_WORLD_H_
