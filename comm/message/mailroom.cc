@@ -176,7 +176,7 @@ void Mailroom::Poll() {
   outgoing_.remove_if([](const Outgoing& out) { return out.transfer.done; });
 }
 
-void Mailroom::Flush(absl::Duration limit) {
+void Mailroom::Flush(absl::Duration limit, absl::Span<const int> absent) {
   const absl::Duration start = wire_->Now();
   for (int attempt = 0;; ++attempt) {
     Poll();
@@ -184,6 +184,7 @@ void Mailroom::Flush(absl::Duration limit) {
     {
       absl::MutexLock lock(&mutex_);
       for (const Outgoing& out : outgoing_) {
+        if (std::find(absent.begin(), absent.end(), out.peer) != absent.end()) continue;
         waits = waits || wire_->Health(out.peer, /*describe=*/false).state != PeerHealth::State::kDead;
       }
     }

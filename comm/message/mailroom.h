@@ -26,6 +26,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/message/wire.h"
 
 namespace evenkeel::comm {
@@ -68,8 +69,9 @@ class Mailroom {
   void Post(int peer, const ControlMessage& message);
   // Takes in what has arrived.
   void Poll();
-  // Waits until everything posted is on its way to ranks that live, at most `limit`.
-  void Flush(absl::Duration limit);
+  // Waits until everything posted is on its way to ranks that live, at most `limit`. The world ranks in `absent` are
+  // not waited for.
+  void Flush(absl::Duration limit, absl::Span<const int> absent);
 
   // The next proposal from `peer` that has not been taken and is not void.
   std::optional<ControlMessage> PeekProposal(int peer);

@@ -1,12 +1,14 @@
 #include "evenkeel/comm/message/message_transport.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "evenkeel/comm/message/absence.h"
 #include "evenkeel/comm/message/payload_flows.h"
 #include "evenkeel/comm/message/record_exchange.h"
+#include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::comm {
@@ -94,12 +96,25 @@ class MessageTransport final : public Transport {
     seat_.Abort(cause);
     // While payload may be touched, which it may no longer once the call has returned: a notice that finds no room on
     // its way waits behind it.
-    seat_.mailroom().Flush(kFlush);
+    seat_.mailroom().Flush(kFlush, AbsentIn(cause));
     records_.TakeBack();
     if (!payload_.TakeBack()) {
       seat_.wire().Condemn(Annotate(cause, "payload of a failed call is still under way"));
     }
     return cause;
+  }
+
+  // World ranks that `cause` names as absent.
+  std::vector<int> AbsentIn(const absl::Status& cause) const {
+    std::vector<int> absent;
+    const std::optional<ErrorContext> context = GetErrorContext(cause);
+    if (!context.has_value() || !(absl::IsDeadlineExceeded(cause) || absl::IsUnavailable(cause))) return absent;
+    for (int i = 0; i < size(); ++i) {
+      const bool named = std::any_of(context->findings.begin(), context->findings.end(),
+                                     [&](const RankFinding& finding) { return finding.rank == seat_.OuterRank(i); });
+      if (named) absent.push_back(seat_.peer(i).world_rank);
+    }
+    return absent;
   }
 
   GroupSeat seat_;

@@ -1,5 +1,6 @@
 // Faults of real processes: one rank of a job is killed, stopped or exits at a random moment. The others must name it
-// in time, the job must end in time, and nobody may be left behind.
+// in time, the job must end in time, and nobody may be left behind. The limits are the guarantee's, plus the time for
+// which the machine kept a waiting thread from running.
 //
 // The environment variable EVENKEEL_FAULT_RUNS sets the number of random moments per kind of fault (default: a few),
 // and EVENKEEL_FAULT_SEED the seed, which every failure prints.
@@ -55,7 +56,7 @@ void CheckRandomMoments(const std::string& action, const std::string& expected_c
   const int64_t runs = FromEnvironment("EVENKEEL_FAULT_RUNS", default_runs);
   const int64_t seed = FromEnvironment("EVENKEEL_FAULT_SEED", 1);
   const PhiloxStream random(PhiloxKey(static_cast<uint64_t>(seed)).Add(action));
-  int64_t slowest_return = 0, slowest_end = 0;
+  int64_t slowest_return = 0, slowest_end = 0, most_stalled = 0;
   for (int64_t run = 0; run < runs; ++run) {
     const auto victim = static_cast<int>(random.Below(2 * run, kRanks));
     const auto after_us = static_cast<int64_t>(random.Below(2 * run + 1, 60'000));
@@ -66,7 +67,9 @@ void CheckRandomMoments(const std::string& action, const std::string& expected_c
     EXPECT_THAT(job.orphans, ::testing::IsEmpty());
     const int64_t fault_ns = Number(job.reports[victim], "fault_ns");
     ASSERT_GT(fault_ns, 0);
-    EXPECT_LE(Milliseconds(job.end_ns - fault_ns), kDeadlineMs + 3000) << "the job's end";
+    const int64_t stalled = absl::ToInt64Milliseconds(job.stalled);
+    EXPECT_LE(Milliseconds(job.end_ns - fault_ns), kDeadlineMs + 3000 + stalled) << "the job's end";
+    most_stalled = std::max(most_stalled, stalled);
     slowest_end = std::max(slowest_end, Milliseconds(job.end_ns - fault_ns));
     for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == victim) continue;
@@ -74,13 +77,14 @@ void CheckRandomMoments(const std::string& action, const std::string& expected_c
       EXPECT_EQ(Text(report, "code"), expected_code) << "rank " << rank << ": " << Text(report, "message");
       EXPECT_EQ(Text(report, "ranks"), absl::StrCat(victim)) << "rank " << rank << ": " << Text(report, "message");
       const int64_t took = Milliseconds(Number(report, "return_ns") - fault_ns);
-      EXPECT_LE(took, kDeadlineMs + 500) << "rank " << rank;
+      EXPECT_LE(took, kDeadlineMs + 500 + stalled) << "rank " << rank;
       slowest_return = std::max(slowest_return, took);
     }
   }
   ::testing::Test::RecordProperty("slowest_return_ms", static_cast<int>(slowest_return));
-  std::fprintf(stderr, "%s: %d jobs, slowest return %d ms, slowest end of job %d ms after the fault\n", action.c_str(),
-               static_cast<int>(runs), static_cast<int>(slowest_return), static_cast<int>(slowest_end));
+  std::fprintf(stderr, "%s: %d jobs, slowest return %d ms, slowest end of job %d ms after the fault, stalled %d ms\n",
+               action.c_str(), static_cast<int>(runs), static_cast<int>(slowest_return), static_cast<int>(slowest_end),
+               static_cast<int>(most_stalled));
 }
 
 TEST(ProcessFaultTest, C22_KilledRankIsNamedUnavailable) { CheckRandomMoments("kill", "UNAVAILABLE", 4); }
@@ -135,12 +139,13 @@ TEST(ProcessFaultTest, C25_LeavingIsBounded) {
   EXPECT_NE(job.exit_code, 0);
   const int64_t fault_ns = Number(job.reports[1], "fault_ns");
   ASSERT_GT(fault_ns, 0);
+  const int64_t stalled = absl::ToInt64Milliseconds(job.stalled);
   for (const int rank : {0, 2, 3}) {
     EXPECT_EQ(Text(job.reports[rank], "code"), "OK");
     ASSERT_GT(Number(job.reports[rank], "left_ns"), 0);
-    EXPECT_LE(Milliseconds(Number(job.reports[rank], "left_ns") - fault_ns), kDeadlineMs + 500);
+    EXPECT_LE(Milliseconds(Number(job.reports[rank], "left_ns") - fault_ns), kDeadlineMs + 500 + stalled);
   }
-  EXPECT_LE(Milliseconds(job.end_ns - fault_ns), kDeadlineMs + 3000);
+  EXPECT_LE(Milliseconds(job.end_ns - fault_ns), kDeadlineMs + 3000 + stalled);
   EXPECT_THAT(job.orphans, ::testing::IsEmpty());
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/testing/stall_meter.h"
 
 extern char** environ;
 
@@ -76,6 +77,7 @@ JobResult RunJob(const JobSpec& spec) {
   JobResult result;
   mkdir(spec.folder.c_str(), 0755);
   for (int rank = 0; rank < spec.ranks; ++rank) std::remove(absl::StrCat(spec.folder, "/rank_", rank).c_str());
+  const StallMeter stalls;
   const int64_t start = NowNs();
   const pid_t launcher = Launch(spec);
   if (launcher < 0) return result;
@@ -89,6 +91,7 @@ JobResult RunJob(const JobSpec& spec) {
     waitpid(launcher, &status, 0);
   }
   result.end_ns = NowNs();
+  result.stalled = stalls.Total();
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   for (int rank = 0; rank < spec.ranks; ++rank) {
     result.reports.push_back(ReadReport(absl::StrCat(spec.folder, "/rank_", rank)));

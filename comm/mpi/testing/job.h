@@ -28,6 +28,7 @@ struct JobResult {
   int exit_code = -1;               // of the launcher
   int64_t end_ns = 0;               // when the launcher had ended, monotonic
   std::vector<RankReport> reports;  // by rank; empty where a rank wrote none
+  absl::Duration stalled;           // how long the machine kept a waiting thread from running meanwhile (stall_meter.h)
   std::vector<int> orphans;         // ranks whose process still lives half a second later
 };
 
