@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/checked_math.h"
 #include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -42,6 +43,7 @@ absl::StatusOr<std::unique_ptr<GradientReducer>> GradientReducer::Create(std::ve
                                                                          Stream* compute, Stream* comm) {
   std::unique_ptr<GradientReducer> reducer(new GradientReducer(std::move(units), options, device, compute, comm));
   EK_RETURN_IF_ERROR(reducer->AllocateScratch());
+  EK_RETURN_IF_ERROR(reducer->AllocatePending());
   return reducer;
 }
 
@@ -68,6 +70,18 @@ absl::Status GradientReducer::AllocateScratch() {
   }
   EK_ASSIGN_OR_RETURN(sums_, device_->Allocate(sums));
   EK_ASSIGN_OR_RETURN(packed_, device_->Allocate(packed));
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::AllocatePending() {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Unit& unit = *units_[u];
+    if (!unit.trainable()) continue;
+    for (int batches = 1; batches < options_.micro_batches; batches *= 2) {
+      EK_ASSIGN_OR_RETURN(Buffer pending, device_->Allocate(unit.gradient_count() * SizeOf(unit.gradient_dtype())));
+      slots_[u].pending.push_back(std::move(pending));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -130,8 +144,8 @@ absl::Status GradientReducer::Flush(int unit_index) {
   Pooled& pooled = pool_[static_cast<size_t>(slot.buffer)];
   EK_RETURN_IF_ERROR(compute_->Record(ready_.get()));
   EK_RETURN_IF_ERROR(comm_->Wait(ready_.get()));
-  EK_RETURN_IF_ERROR(
-      Reduce(unit, TensorView(pooled.buffer.data(), unit.gradient_dtype(), Shape({unit.layout().gradient_elements}))));
+  EK_RETURN_IF_ERROR(Reduce(
+      unit_index, TensorView(pooled.buffer.data(), unit.gradient_dtype(), Shape({unit.layout().gradient_elements}))));
   EK_RETURN_IF_ERROR(comm_->Record(pooled.free.get()));
   GiveBack(slot);
   return absl::OkStatus();
@@ -140,14 +154,28 @@ absl::Status GradientReducer::Flush(int unit_index) {
 absl::Status GradientReducer::Discard(int unit_index) {
   Slot& slot = slots_[static_cast<size_t>(unit_index)];
   if (slot.buffer >= 0) GiveBack(slot);
+  slot.flushes = 0;
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::Reduce(const Unit& unit, const TensorView& full) {
+absl::Status GradientReducer::CheckComplete() const {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (slots_[u].flushes == 0) continue;  // complete, or without gradients
+    return absl::FailedPreconditionError(absl::StrCat("unit ", units_[u]->name(), " was flushed ", slots_[u].flushes,
+                                                      " times in this step, micro_batches is ",
+                                                      options_.micro_batches));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientReducer::Reduce(int unit_index, const TensorView& full) {
+  const Unit& unit = *units_[static_cast<size_t>(unit_index)];
   const UnitLayout& layout = unit.layout();
-  if (unit.group() == nullptr) return Accumulate(unit, full);
-  if (layout.replicated) return ReduceReplicated(unit, full);
-  if (!layout.gradient_is_rank_major || BucketElements(unit) < MaxCount(layout)) return ReduceInBuckets(unit, full);
+  if (unit.group() == nullptr) return Accumulate(unit_index, full);
+  if (layout.replicated) return ReduceReplicated(unit_index, full);
+  if (!layout.gradient_is_rank_major || BucketElements(unit) < MaxCount(layout)) {
+    return ReduceInBuckets(unit_index, full);
+  }
   const TensorView sum(sums_.data(), unit.gradient_dtype(), Shape({unit.gradient_count()}));
   ++num_collectives_;
   if (EqualCounts(layout)) {
@@ -155,21 +183,23 @@ absl::Status GradientReducer::Reduce(const Unit& unit, const TensorView& full) {
   } else {
     EK_RETURN_IF_ERROR(unit.group()->ReduceScatterV(full, sum, layout.gradient_counts, comm::ReduceOp::kSum, *comm_));
   }
-  return Accumulate(unit, sum);
+  return Accumulate(unit_index, sum);
 }
 
-absl::Status GradientReducer::ReduceReplicated(const Unit& unit, const TensorView& full) {
+absl::Status GradientReducer::ReduceReplicated(int unit_index, const TensorView& full) {
+  const Unit& unit = *units_[static_cast<size_t>(unit_index)];
   const int64_t bucket = BucketElements(unit);
   for (int64_t begin = 0; begin < full.num_elements(); begin += bucket) {
     const TensorView part = Slice(full, begin, std::min(bucket, full.num_elements() - begin));
     ++num_collectives_;
     EK_RETURN_IF_ERROR(unit.group()->AllReduce(part, part, comm::ReduceOp::kSum, *comm_));
   }
-  return Accumulate(unit, full);
+  return Accumulate(unit_index, full);
 }
 
 // Element by element the same tree as in one piece, so the bucket size changes no bit.
-absl::Status GradientReducer::ReduceInBuckets(const Unit& unit, const TensorView& full) {
+absl::Status GradientReducer::ReduceInBuckets(int unit_index, const TensorView& full) {
+  const Unit& unit = *units_[static_cast<size_t>(unit_index)];
   const int64_t bucket = BucketElements(unit);
   const int64_t most = MaxCount(unit.layout());
   const TensorView sums(sums_.data(), unit.gradient_dtype(), Shape({most + bucket}));
@@ -179,7 +209,7 @@ absl::Status GradientReducer::ReduceInBuckets(const Unit& unit, const TensorView
     ++num_collectives_;
     EK_RETURN_IF_ERROR(unit.group()->ReduceScatter(packed, Slice(sums, begin, bucket), comm::ReduceOp::kSum, *comm_));
   }
-  return Accumulate(unit, Slice(sums, 0, unit.gradient_count()));
+  return Accumulate(unit_index, Slice(sums, 0, unit.gradient_count()));
 }
 
 // Elements [begin, begin + count) of every rank's gradient shard, rank after rank; zero where a shard has none.
@@ -203,13 +233,36 @@ absl::Status GradientReducer::PackBucket(const Unit& unit, const TensorView& ful
   });
 }
 
-absl::Status GradientReducer::Accumulate(const Unit& unit, const TensorView& sum) {
-  return Axpy(1.0 / options_.dp_size, sum, unit.Gradients(0, unit.gradient_count()), *comm_);
+// A binary counter over the step's micro-batches: sum n completes every level whose bit is set in n.
+absl::Status GradientReducer::Accumulate(int unit_index, const TensorView& sum) {
+  const Unit& unit = *units_[static_cast<size_t>(unit_index)];
+  const TensorView shard = unit.Gradients(0, unit.gradient_count());
+  if (options_.micro_batches == 1) return Axpy(1.0 / options_.dp_size, sum, shard, *comm_);
+  Slot& slot = slots_[static_cast<size_t>(unit_index)];
+  const int n = slot.flushes++;
+  size_t level = 0;
+  for (; ((n >> level) & 1) != 0; ++level) {
+    const TensorView earlier(slot.pending[level].data(), unit.gradient_dtype(), sum.shape());
+    EK_RETURN_IF_ERROR(Add(earlier, sum, sum, *comm_));
+  }
+  if (slot.flushes < options_.micro_batches) {
+    return comm_->Copy(slot.pending[level].data(), sum.raw(), sum.num_bytes());
+  }
+  slot.flushes = 0;
+  return Axpy(1.0 / (static_cast<double>(options_.dp_size) * options_.micro_batches), sum, shard, *comm_);
 }
 
 int64_t GradientReducer::pool_bytes() const {
   int64_t bytes = 0;
   for (const Pooled& pooled : pool_) bytes += pooled.buffer.bytes();
+  return bytes;
+}
+
+int64_t GradientReducer::pending_bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    for (const Buffer& pending : slot.pending) bytes += pending.bytes();
+  }
   return bytes;
 }
 

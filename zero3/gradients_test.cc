@@ -358,5 +358,61 @@ TEST(GradientsTest, C36_DriftedReplicasAreNamed) {
   }
 }
 
+// ---- micro_batches: one tree over all batches of a step ----
+
+ToyConfig EightBatches(int dp) {
+  ToyConfig config;
+  config.mesh = {.tp = 1, .ep = 1, .dp = dp, .etp = 1};
+  config.micro_batches = config.options.micro_batches = 8 / dp;
+  config.number_batches_globally = true;
+  config.options.max_gradient_norm = 0.5;
+  config.options.optimizer.kind = OptimizerOptions::Kind::kAdamW;
+  return config;
+}
+
+// Eight batches a step, by one replica or by eight: f32 gradients that round in every addition, the same bits.
+TEST(GradientsTest, MicroBatchesContinueTheTreeOverReplicas) {
+  ASSERT_OK_AND_ASSIGN(const ToyRun base, RunToy(EightBatches(8)));
+  ASSERT_OK_AND_ASSIGN(const Values gradients, base.Global(/*gradients=*/true));
+  ASSERT_OK_AND_ASSIGN(const Values weights, base.Global(/*gradients=*/false));
+  EXPECT_EQ(base.ranks[0].counts.pending_gradient_bytes, 0);
+  for (const char* policy : {"flat", "per_parameter", "replicated"}) {
+    for (int dp : {1, 2, 4}) {
+      ToyConfig config = EightBatches(dp);
+      config.options.policy = policy;
+      if (dp == 2) config.options.reduce_bucket_bytes = 64;
+      ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+      ASSERT_OK_AND_ASSIGN(const Values own_gradients, run.Global(/*gradients=*/true));
+      ASSERT_OK_AND_ASSIGN(const Values own_weights, run.Global(/*gradients=*/false));
+      EXPECT_EQ(own_gradients, gradients) << policy << " dp " << dp;
+      EXPECT_EQ(own_weights, weights) << policy << " dp " << dp;
+      EXPECT_GT(run.ranks[0].counts.pending_gradient_bytes, 0);
+    }
+  }
+}
+
+// One after the other they are added in another order, and that shows: the test above can fail.
+TEST(GradientsTest, MicroBatchesAddedOneByOneHaveOtherBits) {
+  ASSERT_OK_AND_ASSIGN(const ToyRun tree, RunToy(EightBatches(1)));
+  ToyConfig config = EightBatches(1);
+  config.options.micro_batches = 1;
+  ASSERT_OK_AND_ASSIGN(const ToyRun chain, RunToy(config));
+  ASSERT_OK_AND_ASSIGN(Values tree_gradients, tree.Global(/*gradients=*/true));
+  ASSERT_OK_AND_ASSIGN(const Values chain_gradients, chain.Global(/*gradients=*/true));
+  for (auto& [name, values] : tree_gradients) {
+    for (double& value : values) value *= 8;  // a power of two: exact
+  }
+  EXPECT_NE(tree_gradients, chain_gradients);
+}
+
+TEST(GradientsTest, MicroBatchesAreCounted) {
+  ToyConfig config = EightBatches(2);
+  config.options.micro_batches = 3;
+  EXPECT_THAT(RunToy(config).status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 is not a power")));
+  config.options.micro_batches = 8;  // the run makes four
+  EXPECT_THAT(RunToy(config).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("was flushed 4 times in this step")));
+}
+
 }  // namespace
 }  // namespace evenkeel::zero3

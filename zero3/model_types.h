@@ -44,6 +44,12 @@ struct PartitionedModelOptions {
   int64_t reuse_distance_bytes = -1;
   // Limit of gathered bytes at any time. A leaf that cannot fit is an error of Create, naming it.
   int64_t max_live_bytes = std::numeric_limits<int64_t>::max();
+  // Flushes of every leaf in a step. Above 1 (a power of two): the step's sums are added by the canonical tree instead
+  // of one after the other, the average divides by DP * micro_batches, and Step refuses another number of flushes.
+  // Where W is a power of two too, gradients then depend only on W * micro_batches, the micro-batches of all replicas:
+  // the same bits at (W, micro_batches) = (8, 1), (4, 2), (2, 4), (1, 8), with the batches numbered micro-batch * W +
+  // replica. Costs log2(micro_batches) gradient shards of memory (ModelCounts::pending_gradient_bytes).
+  int micro_batches = 1;
   // Gradients are reduced in pieces of at most this many bytes (0: a whole unit at once). Changes no bit.
   int64_t reduce_bucket_bytes = 0;
   // Step() fails after this many steps in a row were skipped because of non-finite gradients.

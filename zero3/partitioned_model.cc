@@ -94,6 +94,7 @@ class PartitionedModel::Impl {
   void PrepareReplicaCheck();
 
   std::unique_ptr<ReplicaCheck> replica_check_;
+  int micro_batches_ = 1;
   int check_interval_ = 0;
   int64_t steps_seen_ = 0;
   bool check_due_ = false;
@@ -126,7 +127,14 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
   fetching.max_live_bytes = options.max_live_bytes;
   fetching.poison_released = options.poison_released;
   EK_ASSIGN_OR_RETURN(coordinator, Coordinator::Create(all, leaves, policy, fetching, device, compute, comm));
-  const ReducerOptions reducing{.dp_size = SizeOfGroup(groups.dp), .reduce_bucket_bytes = options.reduce_bucket_bytes};
+  if (options.micro_batches < 1 || (options.micro_batches & (options.micro_batches - 1)) != 0) {
+    return Error(absl::StatusCode::kInvalidArgument, "create", "",
+                 absl::StrCat("micro_batches ", options.micro_batches, " is not a power of two"));
+  }
+  micro_batches_ = options.micro_batches;
+  const ReducerOptions reducing{.dp_size = SizeOfGroup(groups.dp),
+                                .reduce_bucket_bytes = options.reduce_bucket_bytes,
+                                .micro_batches = options.micro_batches};
   EK_ASSIGN_OR_RETURN(reducer, GradientReducer::Create(all, reducing, device, compute, comm));
   EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
   access = std::make_unique<StateAccess>(all, parameters, state_names, device, comm);
@@ -191,12 +199,16 @@ absl::Status PartitionedModel::Impl::FlushRest() {
   for (size_t u = 0; u < units.size(); ++u) {
     const bool pending = std::find(flushed_[u].begin(), flushed_[u].end(), true) != flushed_[u].end();
     if (pending || !reduced_[u] || reducer->is_open(static_cast<int>(u))) {
-      EK_RETURN_IF_ERROR(reducer->Flush(static_cast<int>(u)));
+      // A unit that nobody used is zero in all of its micro-batches.
+      const bool unused = !pending && !reduced_[u];
+      for (int i = 0; i < (unused ? micro_batches_ : 1); ++i) {
+        EK_RETURN_IF_ERROR(reducer->Flush(static_cast<int>(u)));
+      }
     }
     flushed_[u].assign(flushed_[u].size(), false);
     reduced_[u] = false;
   }
-  return absl::OkStatus();
+  return reducer->CheckComplete();
 }
 
 absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
@@ -336,6 +348,7 @@ ModelCounts PartitionedModel::counts() const {
   counts.predicted_peak_gathered_bytes = fetching.predicted_peak_gathered_bytes;
   counts.arena_bytes = fetching.arena_bytes;
   counts.gradient_pool_bytes = impl_->reducer->pool_bytes();
+  counts.pending_gradient_bytes = impl_->reducer->pending_bytes();
   counts.trace_changes = fetching.trace_changes;
   counts.fetch_host_operations = fetching.fetch_host_operations;
   counts.fetch_cycles = fetching.fetch_cycles;

@@ -19,7 +19,8 @@
 // gathered once and released when the last user is done. A parameter that two leaves share has its own storage unit
 // with the same rule.
 // Gradient convention: what the ranks add into Gradients() is SUMMED over the family's replicas (DP or EDP), in the
-// canonical tree, and divided by the full DP size; nothing else scales. Every FlushGradients adds to the step's total.
+// canonical tree, and divided by the full DP size; nothing else scales. Every FlushGradients adds to the step's total;
+// with PartitionedModelOptions::micro_batches > 1 by the tree, and the average is over the micro-batches too.
 #ifndef EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
 #define EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
 
@@ -78,9 +79,10 @@ struct ModelCounts {
   int64_t gathered_bytes = 0;       // live now
   int64_t peak_gathered_bytes = 0;  // since ResetPeak
   int64_t predicted_peak_gathered_bytes = 0;
-  int64_t arena_bytes = 0;          // reserved for planned leaves
-  int64_t gradient_pool_bytes = 0;  // buffers for full gradients, kept for reuse
-  int64_t trace_changes = 0;        // times the recorded order was left
+  int64_t arena_bytes = 0;             // reserved for planned leaves
+  int64_t gradient_pool_bytes = 0;     // buffers for full gradients, kept for reuse
+  int64_t pending_gradient_bytes = 0;  // sums of micro-batches that wait for others; with micro_batches > 1
+  int64_t trace_changes = 0;           // times the recorded order was left
   // Host operations inside Fetch and Release, and the number of fetches of leaves that are not always resident: their
   // quotient is the cost of a leaf fetch. The device must be this rank's own.
   int64_t fetch_host_operations = 0;
@@ -123,7 +125,8 @@ class PartitionedModel {
   // nothing. Units shared with other leaves are reduced when all of their leaves have flushed.
   absl::Status FlushGradients(LeafId id);
   // Flushes what has not been flushed, votes, computes the norm, clips, updates, zeroes the gradients.
-  // Collective over all groups. FailedPrecondition when a leaf is still fetched; Aborted after too many skips.
+  // Collective over all groups. FailedPrecondition when a leaf is still fetched or was not flushed micro_batches times;
+  // Aborted after too many skips.
   absl::StatusOr<StepResult> Step();
   void set_learning_rate(double learning_rate);
   // Forgets the step's gradients without using them.

@@ -315,6 +315,10 @@ ModelDescription ToyDescription(const ToyConfig& config, const comm::Mesh& mesh,
 
 double ToyGradientShare(const ToyConfig& config, const std::string& name, int step, int micro_batch, int replica,
                         int lane, int64_t global_index) {
+  if (config.number_batches_globally) {
+    replica += micro_batch * config.mesh.dp;
+    micro_batch = 0;
+  }
   const PhiloxStream stream(PhiloxKey(99)
                                 .Add(static_cast<uint64_t>(step))
                                 .Add(static_cast<uint64_t>(micro_batch))

@@ -41,6 +41,8 @@ struct ToyConfig {
   bool separate_experts = false;  // one parameter per expert instead of one stacked
   int steps = 4;
   int micro_batches = 1;
+  // Gradients are keyed by micro-batch * W + replica instead of by both: the same batches whatever W is.
+  bool number_batches_globally = false;
   bool integer_gradients = false;
   bool recompute = false;     // the backward of a layer fetches it once more before
   bool tied_head = true;      // the head uses the embedding
