@@ -169,8 +169,9 @@ bool CapacityNeedsAgreement(const CapacityOptions& options) {
 
 absl::StatusOr<int64_t> ComputeCapacity(const CapacityOptions& options, const CapacityInput& input, int multiple_of,
                                         absl::FunctionRef<absl::StatusOr<int64_t>(int64_t)> max_over_sources) {
-  if (multiple_of < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("capacity cannot be a multiple of ", multiple_of));
+  if (multiple_of < 1 || options.multiple < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("capacity cannot be a multiple of ", multiple_of, " and ", options.multiple));
   }
   EK_ASSIGN_OR_RETURN(int64_t capacity, LocalCapacityNeed(options, input));
   if (CapacityNeedsAgreement(options)) {
@@ -181,7 +182,7 @@ absl::StatusOr<int64_t> ComputeCapacity(const CapacityOptions& options, const Ca
           absl::StrCat("the agreed capacity ", capacity, " is below this source's need ", local));
     }
   }
-  return CheckedRoundUp(capacity, multiple_of);
+  return CheckedRoundUp(capacity, std::lcm(int64_t{multiple_of}, int64_t{options.multiple}));
 }
 
 }  // namespace evenkeel::moe

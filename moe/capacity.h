@@ -57,6 +57,9 @@ struct CapacityOptions {
   // The caller promises that all EP sources have equally many active tokens in every step. Then kFactor needs no
   // agreement and no collective. A broken promise is caught by the exchange (counts differ), not here.
   bool equal_tokens = false;
+  // Slots are rounded up to a multiple of this as well as of T: with a multiple of every T in question, which routes
+  // are dropped does not depend on T.
+  int multiple = 1;
 };
 
 // The numbers of one EP source. Tokens are active (unmasked) tokens.
@@ -75,7 +78,7 @@ absl::StatusOr<int64_t> LocalCapacityNeed(const CapacityOptions& options, const 
 bool CapacityNeedsAgreement(const CapacityOptions& options);
 
 // The final capacity. `max_over_sources` returns the maximum of its argument over all EP sources (all of them call it);
-// it is called exactly once if CapacityNeedsAgreement, else never. multiple_of: T, at least 1.
+// it is called exactly once if CapacityNeedsAgreement, else never. multiple_of: T, at least 1, as is options.multiple.
 absl::StatusOr<int64_t> ComputeCapacity(const CapacityOptions& options, const CapacityInput& input, int multiple_of,
                                         absl::FunctionRef<absl::StatusOr<int64_t>(int64_t)> max_over_sources);
 

@@ -274,7 +274,8 @@ absl::StatusOr<DedupReceivePlan> BuildDedupReceivePlan(const RaggedReceiver& rec
     plan.entry_of_record[route.record] = static_cast<int32_t>(entry);
     plan.arrival_of_expert_row.push_back(route.arrival);
     const int64_t dense = plan.rows_of_expert[route.expert]++;
-    plan.canonical_position.push_back(receiver.capacity > 0 ? route.replica * receiver.capacity + route.slot : dense);
+    const int64_t stride = receiver.positions_per_replica();
+    plan.canonical_position.push_back(stride > 0 ? route.replica * stride + route.slot : dense);
   }
   plan.expert_rows_unweighted = lists;
   plan.expert_rows_unweighted.weights.clear();

@@ -133,7 +133,7 @@ absl::Status ExpertsBackward(const ExpertShape& shape, const ExpertWeights& weig
   };
   const auto bias_gradient = [&](ConstTensorView dout, TensorView db) {
     if (!shape.bias) return absl::OkStatus();
-    if (shape.canonical()) return CanonicalBiasGradient(shape, dout, row_counts, positions, work, db, stream);
+    if (shape.canonical()) return CanonicalBiasGradient(dout, row_counts, positions, work, db, stream);
     return AddBiasGradients(dout, row_counts, positions, db, stream);
   };
   // The output matrix: `hidden` is recomputed rather than kept.

@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
 
@@ -30,7 +31,6 @@ enum class ExpertActivation : uint8_t { kGelu = 0, kSwiGlu = 1 };
 
 // kCanonical: the same bits for every TP and EP size up to kCanonicalBlocks; slower, see experts_canonical.h.
 enum class ExpertNumerics : uint8_t { kFast = 0, kCanonical = 1 };
-inline constexpr int kCanonicalBlocks = 8;
 
 // What one rank's experts are. A value.
 struct ExpertShape {
@@ -65,9 +65,11 @@ struct ExpertWork {
   TensorView hidden;  // the activated middle: scratch of both
   TensorView dpre;    // scratch of backward
   TensorView dgate;   // scratch of backward
-  // Canonical numerics: an expert's rows come from this many sources, each with so many positions.
+  // Canonical numerics: an expert's rows come from this many sources, each with so many positions, and sums wait in
+  // `scratch`: as many elements of the rows' dtype as canonical_blocks.h says, InvalidArgument where there are fewer.
   int64_t sources = 1;
   int64_t positions_per_source = 1;
+  TensorView scratch = {};
 };
 
 // InvalidArgument when a view of `weights` (or of gradients) does not have the shape or dtype above.

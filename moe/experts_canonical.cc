@@ -1,8 +1,6 @@
 #include "evenkeel/moe/experts_canonical.h"
 
 #include <algorithm>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -11,40 +9,47 @@
 #include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/ops/gemm.h"
 #include "evenkeel/runtime/ops/layout.h"
-#include "evenkeel/runtime/tensor/tensor.h"
 
 namespace evenkeel::moe {
 namespace {
 
-// Tensors that live until the work queued so far is done.
+// The caller's scratch as a stack: what is taken inside a Frame is given back with it. Work runs in stream order, so
+// memory may be taken again while earlier work on it is still queued.
 class Scratch {
  public:
-  Scratch(DType dtype, Stream& stream) : dtype_(dtype), stream_(stream) {}
+  explicit Scratch(const TensorView& memory) : memory_(memory) {}
   absl::StatusOr<TensorView> New(const Shape& shape) {
-    EK_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Create(stream_.device(), dtype_, shape));
-    tensors_.push_back(std::move(tensor));
-    return tensors_.back().view();
-  }
-  absl::Status Release() {
-    if (stream_.is_inline()) {
-      tensors_.clear();
-      return absl::OkStatus();
+    const int64_t end = used_ + shape.num_elements();
+    if (end > memory_.num_elements()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("experts: canonical scratch of ", memory_.num_elements(), " elements, wants at least ", end));
     }
-    return stream_.Launch([owned = std::move(tensors_)]() mutable {
-      owned.clear();
-      return absl::OkStatus();
-    });
+    const TensorView view = memory_.Rows(used_, shape.num_elements()).Reshaped(shape);
+    used_ = end;
+    return view;
   }
 
+  class Frame {
+   public:
+    explicit Frame(Scratch& scratch) : scratch_(scratch), mark_(scratch.used_) {}
+    ~Frame() { scratch_.used_ = mark_; }
+    Frame(const Frame&) = delete;
+    Frame& operator=(const Frame&) = delete;
+
+   private:
+    Scratch& scratch_;
+    const int64_t mark_;
+  };
+
  private:
-  const DType dtype_;
-  Stream& stream_;
-  std::vector<Tensor> tensors_;
+  const TensorView memory_;
+  int64_t used_ = 0;
 };
 
 // out = the sum over leaves [begin, end), each written by `leaf`, in the canonical tree.
 absl::Status TreeSum(int64_t begin, int64_t end, absl::FunctionRef<absl::Status(int64_t, TensorView)> leaf,
                      TensorView out, Scratch& scratch, Stream& stream) {
+  const Scratch::Frame frame(scratch);
   if (end - begin == 1) return leaf(begin, out);
   int64_t split = 1;
   while (split * 2 < end - begin) split *= 2;
@@ -115,17 +120,19 @@ std::vector<SourceRows> BySource(int64_t first, int64_t rows, absl::Span<const i
 
 // matrix[:, block b] += product(x, weight block) for all experts: the products of the middle.
 absl::Status MiddleProduct(const ExpertShape& shape, ConstTensorView x, ConstTensorView weight,
-                           absl::Span<const int64_t> row_counts, TensorView middle, Stream& stream) {
+                           absl::Span<const int64_t> row_counts, const ExpertWork& work, TensorView middle,
+                           Stream& stream) {
   const Blocks blocks(shape);
+  Scratch scratch(work.scratch);
   return ForExperts(row_counts, [&](int64_t g, int64_t first, int64_t rows) -> absl::Status {
-    Scratch scratch(shape.dtype, stream);
     for (int64_t b = 0; b < blocks.count; ++b) {
+      const Scratch::Frame frame(scratch);
       EK_ASSIGN_OR_RETURN(const TensorView w, CopyBlock(Matrix(weight, g), blocks, b, scratch, stream));
       EK_ASSIGN_OR_RETURN(const TensorView out, scratch.New(Shape({rows, blocks.width})));
       EK_RETURN_IF_ERROR(Gemm(false, false, 1.0, x.Rows(first, rows), w, 0.0, out, stream));
       EK_RETURN_IF_ERROR(PlaceBlock(out, blocks, b, middle.Rows(first, rows), stream));
     }
-    return scratch.Release();
+    return absl::OkStatus();
   });
 }
 
@@ -133,7 +140,8 @@ absl::Status MiddleProduct(const ExpertShape& shape, ConstTensorView x, ConstTen
 
 absl::Status CheckCanonical(const ExpertShape& shape) {
   if (shape.dtype == DType::kBF16) {
-    return absl::InvalidArgumentError("canonical numerics are for f32 and f64: bf16 partial sums are rounded by lane");
+    return absl::InvalidArgumentError(
+        "canonical experts take f32 and f64 rows: bf16 partial sums would be rounded lane by lane (the layer widens)");
   }
   if (shape.tp >= 1 && kCanonicalBlocks % shape.tp == 0 && shape.ffn % (kCanonicalBlocks / shape.tp) == 0) {
     return absl::OkStatus();
@@ -146,17 +154,18 @@ absl::Status CheckCanonical(const ExpertShape& shape) {
 absl::Status CanonicalRecompute(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
                                 absl::Span<const int64_t> row_counts, const ExpertWork& work, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckCanonical(shape));
-  EK_RETURN_IF_ERROR(MiddleProduct(shape, x, weights.w_in, row_counts, work.pre, stream));
+  EK_RETURN_IF_ERROR(MiddleProduct(shape, x, weights.w_in, row_counts, work, work.pre, stream));
   if (!shape.gated()) return absl::OkStatus();
-  return MiddleProduct(shape, x, weights.w_gate, row_counts, work.gate, stream);
+  return MiddleProduct(shape, x, weights.w_gate, row_counts, work, work.gate, stream);
 }
 
 absl::Status CanonicalOutput(const ExpertShape& shape, const ExpertWeights& weights,
                              absl::Span<const int64_t> row_counts, const ExpertWork& work, TensorView y,
                              Stream& stream) {
   const Blocks blocks(shape);
+  Scratch scratch(work.scratch);
   return ForExperts(row_counts, [&](int64_t g, int64_t first, int64_t rows) -> absl::Status {
-    Scratch scratch(shape.dtype, stream);
+    const Scratch::Frame frame(scratch);
     const TensorView hidden = work.hidden.Rows(first, rows);
     const ConstTensorView w_out = Matrix(weights.w_out, g);
     const auto block = [&](int64_t b, TensorView out) -> absl::Status {
@@ -167,7 +176,7 @@ absl::Status CanonicalOutput(const ExpertShape& shape, const ExpertWeights& weig
       return AddBias(out, weights.b_out.Rows(g, 1).Reshaped(Shape({shape.hidden})), out, stream);
     };
     EK_RETURN_IF_ERROR(TreeSum(0, blocks.count, block, y.Rows(first, rows), scratch, stream));
-    return scratch.Release();
+    return absl::OkStatus();
   });
 }
 
@@ -176,10 +185,11 @@ absl::Status CanonicalWeightGradient(const ExpertShape& shape, bool middle_is_in
                                      absl::Span<const int64_t> positions, const ExpertWork& work, TensorView dw,
                                      Stream& stream) {
   const Blocks blocks(shape);
+  Scratch scratch(work.scratch);
   return ForExperts(row_counts, [&](int64_t g, int64_t first, int64_t rows) -> absl::Status {
     const std::vector<SourceRows> sources = BySource(first, rows, positions, work);
     for (int64_t b = 0; b < blocks.count; ++b) {
-      Scratch scratch(shape.dtype, stream);
+      const Scratch::Frame frame(scratch);
       const ConstTensorView middle = (middle_is_in ? in : dout).Rows(first, rows);
       EK_ASSIGN_OR_RETURN(const ConstTensorView block, CopyBlock(middle, blocks, b, scratch, stream));
       const auto of_source = [&](int64_t s, TensorView out) -> absl::Status {
@@ -202,17 +212,17 @@ absl::Status CanonicalWeightGradient(const ExpertShape& shape, bool middle_is_in
         EK_RETURN_IF_ERROR(Add(old, sum, old, stream));
         EK_RETURN_IF_ERROR(PlaceBlock(old, blocks, b, Matrix(dw, g), stream));
       }
-      EK_RETURN_IF_ERROR(scratch.Release());
     }
     return absl::OkStatus();
   });
 }
 
-absl::Status CanonicalBiasGradient(const ExpertShape& shape, ConstTensorView dy, absl::Span<const int64_t> row_counts,
+absl::Status CanonicalBiasGradient(ConstTensorView dy, absl::Span<const int64_t> row_counts,
                                    absl::Span<const int64_t> positions, const ExpertWork& work, TensorView dbias,
                                    Stream& stream) {
+  Scratch scratch(work.scratch);
   return ForExperts(row_counts, [&](int64_t g, int64_t first, int64_t rows) -> absl::Status {
-    Scratch scratch(shape.dtype, stream);
+    const Scratch::Frame frame(scratch);
     const std::vector<SourceRows> sources = BySource(first, rows, positions, work);
     const auto of_source = [&](int64_t s, TensorView out) -> absl::Status {
       EK_RETURN_IF_ERROR(FillElements(0, out, stream));
@@ -224,22 +234,23 @@ absl::Status CanonicalBiasGradient(const ExpertShape& shape, ConstTensorView dy,
     EK_RETURN_IF_ERROR(TreeSum(0, work.sources, of_source, sum, scratch, stream));
     const TensorView into = dbias.Rows(g, 1).Reshaped(size);
     EK_RETURN_IF_ERROR(Add(into, sum, into, stream));
-    return scratch.Release();
+    return absl::OkStatus();
   });
 }
 
 absl::Status CanonicalMiddleGradient(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView dy,
                                      absl::Span<const int64_t> row_counts, const ExpertWork& work, Stream& stream) {
   const Blocks blocks(shape);
+  Scratch scratch(work.scratch);
   return ForExperts(row_counts, [&](int64_t g, int64_t first, int64_t rows) -> absl::Status {
-    Scratch scratch(shape.dtype, stream);
     for (int64_t b = 0; b < blocks.count; ++b) {
+      const Scratch::Frame frame(scratch);
       EK_ASSIGN_OR_RETURN(const TensorView out, scratch.New(Shape({rows, blocks.width})));
       const ConstTensorView w = Matrix(weights.w_out, g).Rows(b * blocks.width, blocks.width);
       EK_RETURN_IF_ERROR(Gemm(false, true, 1.0, dy.Rows(first, rows), w, 0.0, out, stream));
       EK_RETURN_IF_ERROR(PlaceBlock(out, blocks, b, work.hidden.Rows(first, rows), stream));
     }
-    return scratch.Release();
+    return absl::OkStatus();
   });
 }
 
@@ -247,10 +258,12 @@ absl::Status CanonicalInputGradient(const ExpertShape& shape, const ExpertWeight
                                     absl::Span<const int64_t> row_counts, const ExpertWork& work, TensorView dx,
                                     Stream& stream) {
   const Blocks blocks(shape);
+  Scratch scratch(work.scratch);
   return ForExperts(row_counts, [&](int64_t g, int64_t first, int64_t rows) -> absl::Status {
-    Scratch scratch(shape.dtype, stream);
+    const Scratch::Frame frame(scratch);
     const auto product = [&](ConstTensorView middle, ConstTensorView weight, int64_t b, double beta,
                              TensorView out) -> absl::Status {
+      const Scratch::Frame inner(scratch);
       EK_ASSIGN_OR_RETURN(const TensorView in, CopyBlock(middle.Rows(first, rows), blocks, b, scratch, stream));
       EK_ASSIGN_OR_RETURN(const TensorView w, CopyBlock(Matrix(weight, g), blocks, b, scratch, stream));
       return Gemm(false, true, 1.0, in, w, beta, out, stream);
@@ -260,7 +273,7 @@ absl::Status CanonicalInputGradient(const ExpertShape& shape, const ExpertWeight
       return shape.gated() ? product(work.dgate, weights.w_gate, b, 1.0, out) : absl::OkStatus();
     };
     EK_RETURN_IF_ERROR(TreeSum(0, blocks.count, block, dx.Rows(first, rows), scratch, stream));
-    return scratch.Release();
+    return absl::OkStatus();
   });
 }
 

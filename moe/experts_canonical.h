@@ -4,7 +4,7 @@
 // expert's rows (EP). Here both are cut finer than any layout does, into kCanonicalBlocks column blocks and one block
 // per source, and added up in the tree that the communicators continue over lanes and replicas. So the sums of a T, E
 // run are the same tree for all powers of two, and products have one shape per block, whatever the layout. It costs
-// copies of column blocks and smaller products.
+// copies of column blocks, smaller products, and ExpertWork::scratch (canonical_blocks.h has the formulas).
 #ifndef EVENKEEL_MOE_EXPERTS_CANONICAL_H_
 #define EVENKEEL_MOE_EXPERTS_CANONICAL_H_
 
@@ -22,8 +22,7 @@ namespace evenkeel::moe {
 // are not cut evenly, a TP size that does not divide kCanonicalBlocks.
 absl::Status CheckCanonical(const ExpertShape& shape);
 
-// As ExpertsRecompute, ExpertsForward and ExpertsBackward, which call these where the shape says so. Scratch memory is
-// taken from the stream's device and is not part of ExpertWork.
+// As ExpertsRecompute, ExpertsForward and ExpertsBackward, which call these where the shape says so.
 absl::Status CanonicalRecompute(const ExpertShape& shape, const ExpertWeights& weights, ConstTensorView x,
                                 absl::Span<const int64_t> row_counts, const ExpertWork& work, Stream& stream);
 // y from the activated middle.
@@ -37,7 +36,7 @@ absl::Status CanonicalWeightGradient(const ExpertShape& shape, bool middle_is_in
                                      absl::Span<const int64_t> positions, const ExpertWork& work, TensorView dw,
                                      Stream& stream);
 // dbias [le, n] += sums of the rows of dy, by source.
-absl::Status CanonicalBiasGradient(const ExpertShape& shape, ConstTensorView dy, absl::Span<const int64_t> row_counts,
+absl::Status CanonicalBiasGradient(ConstTensorView dy, absl::Span<const int64_t> row_counts,
                                    absl::Span<const int64_t> positions, const ExpertWork& work, TensorView dbias,
                                    Stream& stream);
 // The gradient of the middle: work.hidden = dy * w_out'.

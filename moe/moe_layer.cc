@@ -8,39 +8,23 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/dispatch_plan.h"
-#include "evenkeel/moe/experts_canonical.h"
+#include "evenkeel/moe/layer_checks.h"
+#include "evenkeel/moe/moe_tape_state.h"
 #include "evenkeel/moe/order_executor.h"
 #include "evenkeel/moe/order_schedule.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/moe/ragged_plan.h"
 #include "evenkeel/moe/row_maps.h"
+#include "evenkeel/moe/wide_moe_layer.h"
 #include "evenkeel/runtime/base/checked_math.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/tensor/tensor.h"
 
 namespace evenkeel::moe {
-
-// What lies between a forward and its backward.
-struct MoeTapeState {
-  RoutingDecision decision;
-  RouterStep step;
-  RouterInput router_input;
-  RowMaps maps;
-  Schedules schedules;
-  IndexPool indices;
-  std::vector<std::unique_ptr<Event>> events;
-  OrderTraffic forward_traffic;
-  OrderTraffic backward_traffic;
-  OrderMemory memory;
-  Tensor all_tokens;                            // the router's input where the caller's is sliced
-  std::vector<std::pair<int, Tensor>> carried;  // by number in the backward schedule
-  std::vector<float> route_gradient;            // [s, k]
-  std::vector<float> fold_gradient;             // [entries of the fold]
-  bool ready = false;
-};
 
 MoeTape::MoeTape() : state_(std::make_unique<MoeTapeState>()) {}
 MoeTape::MoeTape(MoeTape&&) noexcept = default;
@@ -56,49 +40,6 @@ namespace {
 int SizeOfGroup(const comm::Communicator* group) { return group == nullptr ? 1 : group->size(); }
 
 bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
-
-// The layout that groups and order agree on, or what does not fit.
-absl::StatusOr<ExpertLayout> LayoutOf(const Order& order, int tp, int expert_tp) {
-  if (expert_tp != 1 && expert_tp != tp) {
-    return absl::InvalidArgumentError(absl::StrCat("expert_tp is ", expert_tp, ", wants 1 or tp = ", tp));
-  }
-  if (tp > 1) return expert_tp == tp ? ExpertLayout::kTensorParallel : ExpertLayout::kWhole;
-  return order.expert_layout == ExpertLayout::kAny ? ExpertLayout::kTensorParallel : order.expert_layout;
-}
-
-absl::Status CheckConfig(const MoeConfig& config, int tp, int ep, int expert_tp) {
-  EK_RETURN_IF_ERROR(config.router.Validate());
-  if (config.dtype != DType::kF32 && config.dtype != DType::kF64 && config.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("moe dtype ", DTypeName(config.dtype), " is not f32, f64 or bf16"));
-  }
-  if (config.router.experts % ep != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(config.router.experts, " experts are not divisible by ep ", ep));
-  }
-  if (config.ffn < 1 || config.ffn % expert_tp != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ffn ", config.ffn, " is not a positive multiple of the expert TP size ", expert_tp));
-  }
-  if (expert_tp > 1 && tp != expert_tp) return absl::InvalidArgumentError("expert TP without TP");
-  return absl::OkStatus();
-}
-
-absl::Status CheckNumerics(const MoeConfig& config, ExpertLayout layout, int tp, bool ragged) {
-  if (config.numerics != ExpertNumerics::kCanonical) return absl::OkStatus();
-  if (layout == ExpertLayout::kWhole && tp > 1) {
-    return absl::InvalidArgumentError(
-        "canonical numerics need experts in tensor_parallel layout: whole ones see a "
-        "replica's rows lane by lane");
-  }
-  if (ragged && config.router.capacity.mode == CapacityMode::kDropless) {
-    return absl::InvalidArgumentError(
-        "canonical numerics need a capacity: without one rows have no canonical positions");
-  }
-  ExpertShape shape;
-  shape.ffn = config.ffn / tp;
-  shape.dtype = config.dtype;
-  shape.tp = tp;
-  return CheckCanonical(shape);
-}
 
 absl::Status CheckRows(const char* name, const ConstTensorView& view, DType dtype, int64_t rows, int64_t hidden) {
   if (view.dtype() == dtype && view.shape() == Shape({rows, hidden})) return absl::OkStatus();
@@ -198,6 +139,10 @@ class MoeLayerImpl final : public MoeLayer {
  private:
   int tp_size() const { return SizeOfGroup(groups_.tp); }
   int ep_size() const { return SizeOfGroup(groups_.ep); }
+  // Whole experts: the EP group spans the lanes.
+  int replicas_of_ep() const {
+    return order_.layout == ExpertLayout::kWhole ? std::max(1, ep_size() / tp_size()) : ep_size();
+  }
   int lane() const { return groups_.tp == nullptr ? 0 : groups_.tp->rank(); }
   comm::Communicator* control_tp() const { return groups_.control_tp != nullptr ? groups_.control_tp : groups_.tp; }
   comm::Communicator* control_ep() const { return groups_.control_ep != nullptr ? groups_.control_ep : groups_.ep; }
@@ -258,12 +203,14 @@ class MoeLayerImpl final : public MoeLayer {
                   .ffn = config_.ffn,
                   .gated = experts_.gated(),
                   .recompute = config_.recompute_experts,
+                  .canonical_sources = experts_.canonical() ? replicas_of_ep() : 0,
                   .dtype = config_.dtype,
                   .tp = tp_size(),
                   .ep = ep_size(),
                   .lane = lane(),
                   .slot_classes = decision.slot_classes,
                   .chunks = order_.order.chunks};
+    if (experts_.canonical()) maps.expert_of_route = decision.expert;
     maps.ragged = order_.is_ragged();
     maps.deduplicated = order_.is_deduplicated();
     if (maps.deduplicated) {
@@ -412,7 +359,8 @@ class MoeLayerImpl final : public MoeLayer {
         .capacity = decision.capacity,
         .source_lane = {},
         .source_replica = {},
-        .gathers_over_tp = dispatches_own_tokens_ && tp_size() > 1 && order_.layout == ExpertLayout::kTensorParallel};
+        .gathers_over_tp = dispatches_own_tokens_ && tp_size() > 1 && order_.layout == ExpertLayout::kTensorParallel,
+        .dropless_positions = experts_.canonical() ? kDroplessPositions : 0};
     for (int source = 0; source < ep_size(); ++source) {
       // With whole experts the EP group is consecutive ranks, and lanes are the fastest coordinate of a rank.
       const bool spans_lanes = order_.layout == ExpertLayout::kWhole && ep_size() > 1 && sender.tp_size > 1;
@@ -486,11 +434,18 @@ class MoeLayerImpl final : public MoeLayer {
 absl::StatusOr<std::unique_ptr<MoeLayer>> MoeLayer::Create(const MoeConfig& config, const Order& order,
                                                            const MoeGroups& groups, Device* device) {
   const int tp = SizeOfGroup(groups.tp), ep = SizeOfGroup(groups.ep);
-  EK_RETURN_IF_ERROR(CheckConfig(config, tp, ep, groups.expert_tp));
-  EK_ASSIGN_OR_RETURN(const ExpertLayout layout, LayoutOf(order, tp, groups.expert_tp));
-  EK_ASSIGN_OR_RETURN(TypedOrder typed, CheckOrder(order, layout));
-  EK_RETURN_IF_ERROR(CheckNumerics(config, layout, tp, typed.is_ragged()));
+  const GroupSizes sizes = {.tp = tp, .ep = ep, .expert_tp = groups.expert_tp};
+  EK_RETURN_IF_ERROR(CheckConfig(config, sizes));
+  EK_ASSIGN_OR_RETURN(const ExpertLayout layout, LayoutOf(order, sizes));
+  const bool canonical = config.numerics == ExpertNumerics::kCanonical;
+  EK_ASSIGN_OR_RETURN(TypedOrder typed, CheckOrder(canonical ? CanonicalOrder(order) : order, layout));
+  EK_RETURN_IF_ERROR(CheckNumerics(config, typed, sizes));
+  if (canonical && config.dtype == DType::kBF16) {
+    return CreateWideMoeLayer(config, [&](const MoeConfig& wide) { return Create(wide, order, groups, device); });
+  }
   MoeConfig own = config;
+  // A multiple of every T, so that no T drops other routes.
+  if (canonical) own.router.capacity.multiple = kCanonicalBlocks;
   if (!typed.is_ragged() && own.router.capacity.mode == CapacityMode::kDropless) {
     // Padded buffers that drop nothing are as wide as the fullest expert needs.
     own.router.capacity.mode = CapacityMode::kNoDrop;

@@ -46,9 +46,11 @@ struct MoeConfig {
   // Keeps only the experts' input for the backward and computes their middle again there: F columns per row less memory
   // between the two, one product more, the same bits.
   bool recompute_experts = false;
-  // kCanonical: output and every gradient have the same bits for all power-of-two TP and EP sizes (f32 and f64,
-  // capacity not dropless, TP-sliced or unsliced experts; dW after the sum over EDP). Scratch memory comes on top of
-  // the prediction.
+  // kCanonical: output and every gradient (dW after the sum over EDP) have the same bits for every order, expert layout
+  // and power-of-two TP and EP size, as long as each source has the same tokens. TP divides kCanonicalBlocks and those
+  // divide ffn; whole experts need an EP group of whole TP groups. Capacities are multiples of kCanonicalBlocks, and
+  // the sum over a token's experts follows a tree over expert ids. bf16 tokens and weights are computed, and travel, as
+  // f32 rows (the predictions say so). Costs copies and scratch: docs/numerics.md.
   ExpertNumerics numerics = ExpertNumerics::kFast;
   float balance_coefficient = 0;  // of the load-balance loss in this rank's loss
   float z_coefficient = 0;        // of the router's z-loss

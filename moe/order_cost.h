@@ -41,10 +41,11 @@ struct OrderSizes {
   int64_t hidden = 0;
   int64_t experts = 0;
   int64_t top_k = 1;
-  int64_t capacity = 0;    // c: slots per expert and source; padded orders only
-  int64_t ffn = 0;         // F: full width of an expert; for memory only
-  bool gated = false;      // SwiGLU; for memory only
-  bool recompute = false;  // the experts' middle is computed again in backward; for memory only
+  int64_t capacity = 0;       // c: slots per expert and source; padded orders only
+  int64_t ffn = 0;            // F: full width of an expert; for memory only
+  bool gated = false;         // SwiGLU; for memory only
+  bool recompute = false;     // the experts' middle is computed again in backward; for memory only
+  int canonical_sources = 0;  // canonical numerics: replicas of the EP group; 0: fast numerics. For memory only
   DType dtype = DType::kF32;
   int tp = 1;
   int ep = 1;

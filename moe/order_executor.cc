@@ -28,6 +28,12 @@ IndexPool::Index IndexPool::Get(const std::string& key, const std::function<std:
   return list;
 }
 
+const RowLists& IndexPool::Sums(const std::string& key, const std::function<RowLists()>& make) {
+  std::unique_ptr<const RowLists>& lists = sums_[key];
+  if (lists == nullptr) lists = std::make_unique<const RowLists>(make());
+  return *lists;
+}
+
 void OrderExecutor::Give(int buffer, Tensor tensor) {
   if (buffers_.empty()) buffers_.resize(in_.schedule->buffers.size());
   buffers_[buffer] = std::move(tensor);
@@ -110,6 +116,12 @@ TensorView OrderExecutor::Write(const RowsRef& ref) const {
 
 TensorView OrderExecutor::Work(int buffer) const { return buffer < 0 ? TensorView() : buffers_[buffer].view(); }
 
+TensorView OrderExecutor::ScratchView(int buffer) const {
+  if (buffer < 0) return TensorView();
+  const TensorView scratch = buffers_[buffer].view();
+  return scratch.Reshaped(Shape({scratch.num_elements()}));
+}
+
 ConstTensorView OrderExecutor::IndexView(const char* map, const ValueType& type, const RowNesting& from,
                                          const RowNesting& to, const std::function<std::vector<int32_t>()>& make,
                                          Shape shape) {
@@ -170,6 +182,7 @@ absl::Status OrderExecutor::DispatchTransposed(const Action& action) {
   if (in_.maps->deduplicated) {
     return TreeSumRows(Read(rows), in_.maps->dedup_send.rows_of_token, Write(action.out), stream_);
   }
+  if (in_.experts.canonical()) return SumOverExperts(action, rows, /*weighted=*/false);
   const ConstTensorView routes = IndexView(
       "row_of_route", rows.type, {}, rows.nesting, [&] { return in_.maps->RowOfRoute(rows.type, rows.nesting); },
       Shape({action.out.rows, in_.maps->sizes.top_k}));
@@ -188,6 +201,7 @@ absl::Status OrderExecutor::Combine(const Action& action) {
   if (in_.maps->deduplicated) {
     return TreeSumRows(Read(rows), in_.maps->dedup_send.rows_of_token, Write(action.out), stream_);
   }
+  if (in_.experts.canonical()) return SumOverExperts(action, rows, /*weighted=*/true);
   const int64_t k = in_.maps->sizes.top_k;
   const auto [first, tokens] = RouteWindow(rows.type);
   const ConstTensorView routes = IndexView(
@@ -195,6 +209,17 @@ absl::Status OrderExecutor::Combine(const Action& action) {
       Shape({tokens, k}));
   const ConstTensorView weights = in_.route_weights.Rows(first * k, tokens * k).Reshaped(Shape({tokens, k}));
   return CombineRows(Read(rows), routes, weights, Write(action.out), stream_);
+}
+
+absl::Status OrderExecutor::SumOverExperts(const Action& action, const RowsRef& rows, bool weighted) {
+  const int64_t first = RouteWindow(rows.type).first;
+  const std::string key =
+      absl::StrCat(weighted ? "weighted/" : "sum/", TypeName(rows.type), "/", NestingName(rows.nesting));
+  const RowLists& lists = indices_->Sums(key, [&] {
+    const float* weights = weighted ? in_.route_weights.data<float>() : nullptr;
+    return in_.maps->RowsByExpert(rows.type, rows.nesting, first, weights);
+  });
+  return TreeSumRows(Read(rows), lists, Write(action.out), stream_);
 }
 
 absl::Status OrderExecutor::CombineTransposed(const Action& action) {
@@ -240,8 +265,9 @@ absl::Status OrderExecutor::Experts(const Action& action) {
                            .hidden = Work(action.hidden),
                            .dpre = Work(action.dpre),
                            .dgate = Work(action.dgate),
-                           .sources = in_.maps->sizes.ep,
-                           .positions_per_source = std::max<int64_t>(1, in_.maps->sizes.capacity)};
+                           .sources = std::max(1, in_.maps->sizes.canonical_sources),
+                           .positions_per_source = in_.maps->PositionsPerSource(),
+                           .scratch = ScratchView(action.scratch)};
   const std::vector<int64_t> counts = in_.maps->RowsOfExpert(action.in.type);
   ExpertShape shape = in_.experts;
   shape.local_experts /= in_.maps->sizes.chunks;

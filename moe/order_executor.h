@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/order_schedule.h"
@@ -32,9 +33,12 @@ class IndexPool {
   using Index = std::shared_ptr<const std::vector<int32_t>>;
   // The list of that key, made once.
   Index Get(const std::string& key, const std::function<std::vector<int32_t>()>& make);
+  // Likewise, of rows to be summed by the tree.
+  const RowLists& Sums(const std::string& key, const std::function<RowLists()>& make);
 
  private:
   std::map<std::string, Index> lists_;
+  std::map<std::string, std::unique_ptr<const RowLists>> sums_;
 };
 
 // What a run is given. Everything outlives the queued work.
@@ -94,8 +98,11 @@ class OrderExecutor {
   ConstTensorView Read(const RowsRef& ref) const;
   TensorView Write(const RowsRef& ref) const;
   TensorView Work(int buffer) const;
+  TensorView ScratchView(int buffer) const;
   // Elements that each lane has of a value, where lanes may differ.
   std::vector<int64_t> LaneCounts(const ValueType& type) const;
+  // The sum of a token's rows in the canonical tree over expert ids.
+  absl::Status SumOverExperts(const Action& action, const RowsRef& rows, bool weighted);
   // Routes [first, first + tokens) of combine's own tokens: a window of a per-route array.
   std::pair<int64_t, int64_t> RouteWindow(const ValueType& rows) const;
   ConstTensorView IndexView(const char* map, const ValueType& type, const RowNesting& from, const RowNesting& to,

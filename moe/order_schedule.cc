@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/ragged_plan.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -237,7 +238,7 @@ class ProgramBuilder {
   static std::vector<int> Uses(const Action& action) {
     std::vector<int> uses;
     for (int buffer : {action.in.buffer, action.out.buffer, action.saved_rows.buffer, action.pre, action.gate,
-                       action.hidden, action.dpre, action.dgate}) {
+                       action.hidden, action.dpre, action.dgate, action.scratch}) {
       if (buffer >= 0) uses.push_back(buffer);
     }
     return uses;
@@ -273,10 +274,26 @@ class ProgramBuilder {
             .type = type};
   }
 
-  int NewWork(int64_t rows) {
-    const int64_t columns = order_.layout == ExpertLayout::kTensorParallel ? sizes_.ffn / sizes_.tp : sizes_.ffn;
+  int64_t Columns() const {
+    return order_.layout == ExpertLayout::kTensorParallel ? sizes_.ffn / sizes_.tp : sizes_.ffn;
+  }
+
+  int NewWork(int64_t rows) { return NewWork(rows, Columns()); }
+  int NewWork(int64_t rows, int64_t columns) {
     out_.buffers.push_back({.rows = rows, .columns = columns, .dtype = sizes_.dtype});
     return static_cast<int>(out_.buffers.size()) - 1;
+  }
+
+  // Where canonical sums wait. Of ragged rows, one expert may have all.
+  int NewScratch(const RowsRef& rows, bool backward) {
+    const int64_t local_experts = sizes_.experts / sizes_.ep / sizes_.chunks;
+    const CanonicalExtents extents = {
+        .rows = rows.type.form == Dim::kSlots ? rows.rows / local_experts : rows.rows,
+        .hidden = sizes_.hidden,
+        .ffn = Columns(),
+        .blocks = kCanonicalBlocks / (order_.layout == ExpertLayout::kTensorParallel ? sizes_.tp : 1),
+        .sources = sizes_.canonical_sources};
+    return NewWork(1, backward ? CanonicalBackwardScratch(extents) : CanonicalForwardScratch(extents));
   }
 
   Action& Emit(ActionKind kind, const RowsRef& in, const RowsRef& out) {
@@ -485,8 +502,10 @@ class ProgramBuilder {
     const int hidden = NewWork(rows.rows);
     const int dpre = typed.step.transposed ? NewWork(rows.rows) : -1;
     const int dgate = typed.step.transposed && sizes_.gated ? NewWork(rows.rows) : -1;
+    const int scratch = sizes_.canonical_sources > 0 ? NewScratch(rows, backward) : -1;
     Action& action = Emit(typed.step.transposed ? ActionKind::kExpertsTransposed : ActionKind::kExperts, rows, out);
     action.chunk = chunk_;
+    action.scratch = scratch;
     action.recompute = backward && sizes_.recompute;
     action.pre = pre;
     action.gate = gate;

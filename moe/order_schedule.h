@@ -73,7 +73,7 @@ struct Action {
   RowsRef in;
   RowsRef out;
   // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of experts, combine or fold.
-  int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1;
+  int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1, scratch = -1;
   RowsRef saved_rows;
   int chunk = 0;              // experts: of which chunk
   bool recompute = false;     // experts' backward: `pre` and `gate` are to be computed first

@@ -278,8 +278,8 @@ void AppendExpert(const RaggedReceiver& receiver, int64_t expert, const std::vec
         const int64_t piece = (int64_t{slot_order[i]} * receiver.local_experts + expert) * receiver.slot_classes + c;
         const int64_t segment = (int64_t{feed.source} * receiver.local_experts + expert) * receiver.slot_classes + c;
         const int64_t slot = FirstSlot(receiver, segments, feed.source, expert, c, feed.lane);
-        const int64_t position =
-            receiver.capacity > 0 ? replica_of(first) * receiver.capacity + slot : plan->num_rows() - begin;
+        const int64_t stride = receiver.positions_per_replica();
+        const int64_t position = stride > 0 ? replica_of(first) * stride + slot : plan->num_rows() - begin;
         AppendPiece(pieces.first[piece], segments[segment * receiver.tp_size + feed.lane], position, plan);
       }
     }

@@ -83,6 +83,12 @@ struct RaggedReceiver {
   std::vector<int> source_replica;
   // Expert TP: each lane receives its own tokens' rows and an AllGatherV over TP brings them together, lane by lane.
   bool gathers_over_tp = false;
+  // Dropless: the positions kept free for each replica's rows of an expert, at least its tokens. 0: rows are numbered
+  // through. See canonical_position.
+  int64_t dropless_positions = 0;
+
+  // Positions of a replica in an expert's block; 0: numbered through.
+  int64_t positions_per_replica() const { return capacity > 0 ? capacity : dropless_positions; }
 };
 
 // What arrives at one rank's experts. "Arrival" numbers rows as they lie after the exchange (by source; after the
@@ -93,8 +99,8 @@ struct RaggedReceivePlan {
   std::vector<int64_t> rows_of_expert;  // [local experts]
   std::vector<int32_t> arrival_of_expert_row;  // [rows]
   std::vector<int32_t> expert_row_of_arrival;  // [rows], the inverse
-  // [rows], by expert row: where the row lies in its expert's padded block. replica * capacity + slot; dropless: the
-  // number of the row inside its expert. Strictly increasing inside an expert.
+  // [rows], by expert row: where the row lies in its expert's padded block. replica * positions_per_replica() + slot,
+  // or where that is 0 the number of the row inside its expert. Strictly increasing inside an expert.
   std::vector<int64_t> canonical_position;
 
   int64_t num_rows() const { return static_cast<int64_t>(arrival_of_expert_row.size()); }

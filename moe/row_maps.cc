@@ -1,5 +1,8 @@
 #include "evenkeel/moe/row_maps.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace evenkeel::moe {
 namespace {
 
@@ -43,6 +46,33 @@ std::vector<int32_t> RowMaps::RowOfRoute(const ValueType& type, const RowNesting
     if (route >= 0) route = place[route];
   }
   return routes;
+}
+
+RowLists RowMaps::RowsByExpert(const ValueType& type, const RowNesting& nesting, int64_t first_token,
+                               const float* weights) const {
+  const std::vector<int32_t> row_of_route = RowOfRoute(type, nesting);
+  const int64_t k = sizes.top_k;
+  RowLists lists;
+  lists.width = k;
+  lists.end_key = static_cast<int32_t>(sizes.experts);
+  lists.rows.assign(row_of_route.size(), -1);
+  lists.keys.assign(row_of_route.size(), 0);
+  if (weights != nullptr) lists.weights.assign(row_of_route.size(), 0);
+  std::vector<std::pair<int32_t, int64_t>> kept;  // (expert, own route)
+  for (int64_t token = 0; token * k < static_cast<int64_t>(row_of_route.size()); ++token) {
+    kept.clear();
+    for (int64_t route = token * k; route < (token + 1) * k; ++route) {
+      if (row_of_route[route] >= 0) kept.push_back({expert_of_route[first_token * k + route], route});
+    }
+    std::sort(kept.begin(), kept.end());
+    for (size_t i = 0; i < kept.size(); ++i) {
+      const int64_t entry = token * k + static_cast<int64_t>(i);
+      lists.rows[entry] = row_of_route[kept[i].second];
+      lists.keys[entry] = kept[i].first;
+      if (weights != nullptr) lists.weights[entry] = weights[first_token * k + kept[i].second];
+    }
+  }
+  return lists;
 }
 
 std::vector<int32_t> RowMaps::Permutation(const ValueType& type, const RowNesting& from, const RowNesting& to) const {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/dispatch_plan.h"
 #include "evenkeel/moe/order_cost.h"
@@ -27,12 +28,16 @@ struct RowMaps {
   bool deduplicated = false;
   DedupSendPlan dedup_send;
   DedupReceivePlan dedup_receive;
+  std::vector<int32_t> expert_of_route;  // [tokens, k] of all tokens; canonical numerics only
 
   // For each row at the source, in `nesting`, its token (counted from the lane's first where the type is sliced by
   // tokens), -1: empty slot.
   std::vector<int32_t> TokenOfRow(const ValueType& type, const RowNesting& nesting) const;
   // For each route, its row in `nesting`, -1: dropped, or in another lane's slots.
   std::vector<int32_t> RowOfRoute(const ValueType& type, const RowNesting& nesting) const;
+  // Each token's rows by expert id, the tokens from `first_token` on; `weights`, by route of all tokens, may be null.
+  RowLists RowsByExpert(const ValueType& type, const RowNesting& nesting, int64_t first_token,
+                        const float* weights) const;
   // For each row in nesting `to`, its number in nesting `from`.
   std::vector<int32_t> Permutation(const ValueType& type, const RowNesting& from, const RowNesting& to) const;
   // Rows of each local expert, for values of that type at the experts.
@@ -41,6 +46,8 @@ struct RowMaps {
   const std::vector<int64_t>& Positions() const {
     return deduplicated ? dedup_receive.canonical_position : receive.canonical_position;
   }
+  // Positions of one source in an expert's canonical order.
+  int64_t PositionsPerSource() const { return sizes.capacity > 0 ? sizes.capacity : kDroplessPositions; }
 
  private:
   // For each row of a padded value at the source its row in the plan.
