@@ -1,7 +1,6 @@
 #include "evenkeel/comm/in_process.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -16,6 +15,7 @@
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/host_communicator.h"
 #include "evenkeel/comm/in_process_group.h"
+#include "evenkeel/comm/in_process_transport.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/rendezvous.h"
 #include "evenkeel/comm/transport.h"
@@ -106,7 +106,7 @@ class InProcessBackend final : public Backend {
   ByteLedger ledger_;
 };
 
-class World final : public InProcessWorld {
+class World final : public InProcessWorld, public InProcessHost {
  public:
   World(const InProcessOptions& options, Topology topology)
       : options_(options), topology_(std::move(topology)), seats_(options.world_size) {
@@ -136,10 +136,9 @@ class World final : public InProcessWorld {
     return ++last_epoch_;
   }
   // The group's memory stays while anybody may look at it: gives up one reference under the world's lock.
-  void Release(std::shared_ptr<InProcessGroup> group);
-
-  // Sleeps in `phase` of `group`, as one of the ranks that a deadlock is made of.
-  Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank, int64_t until_ns);
+  void Release(std::shared_ptr<InProcessGroup> group) override;
+  Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank,
+                            int64_t until_ns) override;
 
  private:
   void LookForDeadlock(int num_running) {
@@ -178,120 +177,6 @@ struct Entered {
 };
 thread_local Entered t_entered;
 
-class InProcessTransport final : public Transport {
- public:
-  InProcessTransport(World* world, std::shared_ptr<InProcessGroup> shared, int rank, int world_rank)
-      : world_(world), shared_(std::move(shared)), rank_(rank), world_rank_(world_rank), sources_(shared_->size()) {}
-  ~InProcessTransport() override {
-    shared_->Depart(rank_);
-    pairs_.clear();
-    world_->Release(std::move(shared_));
-  }
-
-  const Group& group() const override { return shared_->group(); }
-  int rank() const override { return rank_; }
-  int64_t epoch() const override { return shared_->epoch(); }
-
-  absl::Status Agree(const Call& call, const Posting& posting, Agreement* agreement) override {
-    if (shared_->IsBroken()) return shared_->LateError(rank_, call);
-    shared_->NoteCall(rank_, call);
-    ++posting_;
-    InProcessGroup::Posted& posted = shared_->posted(posting_);
-    posted.fingerprints[rank_] = posting.fingerprint;
-    std::copy(posting.row.begin(), posting.row.end(), posted.rows.begin() + int64_t{rank_} * 2 * size());
-    shared_->PostBlocks(posting_, rank_, posting.first);
-    is_posted_ = posting.first != nullptr;
-    EK_RETURN_IF_ERROR(Meet(call));
-    agreement->fingerprints = posted.fingerprints;
-    agreement->rows = posted.rows;
-    return absl::OkStatus();
-  }
-
-  absl::Status Exchange(const Call& call, const Phase& phase) override {
-    (void)call;
-    if (!is_posted_) {
-      ++posting_;
-      shared_->PostBlocks(posting_, rank_, &phase);
-      MeetUnbreakable();
-    }
-    is_posted_ = false;
-    Read(phase);
-    // Peers may still read what this rank lends; with another phase to come, its rendezvous says when they are done.
-    if (!phase.more_follows && shared_->AnyLends(posting_)) MeetUnbreakable();
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<Transport*> Pair(int peer) override {
-    std::unique_ptr<InProcessTransport>& pair = pairs_[peer];
-    if (pair == nullptr) {
-      const int low = std::min(rank_, peer);
-      const int high = std::max(rank_, peer);
-      pair =
-          std::make_unique<InProcessTransport>(world_, shared_->PairOf(low, high), rank_ == low ? 0 : 1, world_rank_);
-    }
-    return pair.get();
-  }
-
-  void Abort(const absl::Status& cause) override { shared_->Abort(cause); }
-
- private:
-  // Comes to the next phase and waits for the others.
-  absl::Status Meet(const Call& call) {
-    const uint32_t phase = phase_++;
-    Rendezvous& rendezvous = shared_->rendezvous();
-    rendezvous.Arrive(rank_, phase, /*unbreakable=*/false);
-    shared_->CheckDeparted(phase);
-    Rendezvous::Outcome outcome = Rendezvous::Outcome::kComplete;
-    if (!rendezvous.IsSoonOver(phase, &outcome)) outcome = SleepUntilOver(call, phase);
-    if (outcome == Rendezvous::Outcome::kComplete) return absl::OkStatus();
-    return shared_->WaitError(rank_, call);
-  }
-
-  Rendezvous::Outcome SleepUntilOver(const Call& call, uint32_t phase) {
-    const int64_t start_ns = MonotonicNs();
-    const int64_t limit_ns = absl::ToInt64Nanoseconds(call.limit);
-    Rendezvous::Outcome outcome = world_->Sleep(shared_.get(), phase, call, world_rank_, start_ns + limit_ns);
-    if (outcome != Rendezvous::Outcome::kTimeout) return outcome;
-    shared_->TimeOut(phase, absl::Nanoseconds(MonotonicNs() - start_ns), call.limit);
-    // It may have completed, or broken otherwise, at the last moment.
-    return shared_->rendezvous().Wait(phase, 0);
-  }
-
-  void MeetUnbreakable() {
-    const uint32_t phase = phase_++;
-    shared_->rendezvous().Arrive(rank_, phase, /*unbreakable=*/true);
-    shared_->rendezvous().WaitUnbreakable(phase);
-  }
-
-  // One copy from each peer's memory, beginning with the next rank so that not all read the same one at once.
-  void Read(const Phase& phase) {
-    const std::vector<const void*>& blocks = shared_->posted(posting_).blocks;
-    const auto block_of = [this, &blocks](int from) { return blocks[static_cast<size_t>(from) * size() + rank_]; };
-    if (phase.combine != nullptr) {
-      if (phase.block_bytes == 0) return;
-      for (int from = 0; from < size(); ++from) {
-        sources_[from] = from == rank_ ? phase.sends[from].data : block_of(from);
-      }
-      return (*phase.combine)(0, phase.block_bytes, sources_);
-    }
-    for (int step = 1; step < size(); ++step) {
-      const int from = (rank_ + step) % size();
-      const ReceiveSpan& to = phase.receives[from];
-      if (to.bytes > 0) std::memcpy(to.data, block_of(from), static_cast<size_t>(to.bytes));
-    }
-  }
-
-  World* const world_;
-  std::shared_ptr<InProcessGroup> shared_;
-  const int rank_;
-  const int world_rank_;
-  uint32_t phase_ = 0;    // of the rendezvous
-  uint32_t posting_ = 0;  // being written or read
-  bool is_posted_ = false;
-  std::vector<const void*> sources_;
-  std::map<int, std::unique_ptr<InProcessTransport>> pairs_;
-};
-
 int InProcessBackend::size() const { return world_->size(); }
 const Topology& InProcessBackend::topology() const { return world_->topology(); }
 
@@ -309,7 +194,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> InProcessBackend::CreateGroup(cons
   } else {
     EK_ASSIGN_OR_RETURN(std::shared_ptr<InProcessGroup> shared, world_->Gather(group, rank_));
     options.epoch = shared->epoch();
-    transport = std::make_unique<InProcessTransport>(world_, std::move(shared), options.rank, rank_);
+    transport = CreateInProcessTransport(world_, std::move(shared), options.rank, rank_, world_->options().before_copy);
   }
   return HostCommunicator::Create(std::move(options), std::move(transport));
 }

@@ -11,6 +11,7 @@
 #define EVENKEEL_COMM_IN_PROCESS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -30,6 +31,9 @@ struct InProcessOptions {
       absl::Microseconds(20);  // before sleeping; turns for others instead, where ranks outnumber processors
   int64_t eager_bytes = 8192;  // per rank and call
   bool two_level = false;      // see HostCommunicator::Options
+  // Called by each rank before every piece that it copies out of a peer's memory. For tests that make a rank stall
+  // there.
+  std::function<void(int world_rank)> before_copy = nullptr;
 };
 
 // Owns the ranks of one world. Outlives its backends and communicators. Thread-safe.

@@ -1,5 +1,7 @@
 #include "evenkeel/comm/in_process_group.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -21,6 +23,7 @@ InProcessGroup::InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wai
       parent_(parent),
       members_(std::move(members)),
       rendezvous_(group_.size(), wait.wait_ns, wait.yields),
+      reading_(group_.size()),
       last_calls_(group_.size()),
       departed_(group_.size()) {
   const size_t size = group_.ranks.size();
@@ -66,6 +69,13 @@ bool InProcessGroup::AnyLends(uint32_t index) {
     if (lends != 0) return true;
   }
   return false;
+}
+
+void InProcessGroup::AwaitReaders(int rank) {
+  for (int reader = 0; reader < size(); ++reader) {
+    // As long as the copy of one piece, and as the reader waits for its turn on a processor.
+    while (reader != rank && reading_[reader].load(std::memory_order_seq_cst) != 0) sched_yield();
+  }
 }
 
 void InProcessGroup::NoteCall(int rank, const Call& call) {
@@ -116,8 +126,8 @@ void InProcessGroup::CheckDeparted(uint32_t phase) {
   breakage_ = Breakage{.code = absl::StatusCode::kUnavailable, .what = "a rank is gone", .findings = std::move(gone)};
 }
 
-void InProcessGroup::TimeOut(uint32_t phase, absl::Duration elapsed, absl::Duration limit) {
-  std::vector<RankFinding> absent = DescribeAbsent(phase, "has not come");
+void InProcessGroup::TimeOut(uint32_t phase, absl::string_view state, absl::Duration elapsed, absl::Duration limit) {
+  std::vector<RankFinding> absent = DescribeAbsent(phase, state);
   absl::MutexLock lock(&mutex_);
   if (!rendezvous_.BreakPhase(phase)) return;
   breakage_ = Breakage{.code = absl::StatusCode::kDeadlineExceeded,

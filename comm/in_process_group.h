@@ -58,6 +58,19 @@ class InProcessGroup {
   void PostBlocks(uint32_t index, int rank, const Phase* phase);
   bool AnyLends(uint32_t index);
 
+  // Around every piece that `rank` copies out of memory that others lend. False when the group is broken: the lenders
+  // may be gone, and nothing may be read.
+  bool BeginReading(int rank) {
+    reading_[rank].store(1, std::memory_order_seq_cst);
+    if (!rendezvous_.is_broken()) return true;
+    EndReading(rank);
+    return false;
+  }
+  void EndReading(int rank) { reading_[rank].store(0, std::memory_order_release); }
+  // After the group has broken: returns when nobody reads a piece of what `rank` lends any more, so that its call may
+  // return to the owner of that memory.
+  void AwaitReaders(int rank);
+
   // What `rank` called last; for messages.
   void NoteCall(int rank, const Call& call);
 
@@ -65,8 +78,8 @@ class InProcessGroup {
   void Depart(int rank);
   // Breaks `phase` with Unavailable when a rank that has left has not come to it.
   void CheckDeparted(uint32_t phase);
-  // Breaks `phase` with DeadlineExceeded naming the absent ranks.
-  void TimeOut(uint32_t phase, absl::Duration elapsed, absl::Duration limit);
+  // Breaks `phase` with DeadlineExceeded naming the absent ranks, which `state` ("has not come").
+  void TimeOut(uint32_t phase, absl::string_view state, absl::Duration elapsed, absl::Duration limit);
   // Breaks `phase` because nobody can run any more; `waits` says for absent group ranks what they wait for. Sleepers
   // learn when the caller wakes them, after all groups of the cycle are broken.
   void ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits);
@@ -107,6 +120,7 @@ class InProcessGroup {
   Rendezvous rendezvous_;
   Posted posted_[2];
   std::vector<std::unique_ptr<std::byte[]>> eager_[2];
+  std::vector<std::atomic<uint8_t>> reading_;  // by rank
   std::vector<std::atomic<uint64_t>> last_calls_;
   std::vector<std::atomic<bool>> departed_;
   std::atomic<int> num_departed_{0};

@@ -11,11 +11,11 @@
 namespace evenkeel::comm {
 namespace {
 
-// Sleeps while *word == expected, until `until_ns` at most (never, when negative). Spurious returns are fine.
+// Sleeps while *word == expected, until `until_ns` at most. Spurious returns are fine.
 void FutexWait(std::atomic<uint32_t>* word, uint32_t expected, int64_t until_ns) {
   timespec until = {static_cast<time_t>(until_ns / 1000000000), static_cast<long>(until_ns % 1000000000)};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_BITSET_PRIVATE, expected,
-          until_ns < 0 ? nullptr : &until, nullptr, FUTEX_BITSET_MATCH_ANY);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_BITSET_PRIVATE, expected, &until, nullptr,
+          FUTEX_BITSET_MATCH_ANY);
 }
 
 void FutexWakeAll(std::atomic<uint32_t>* word) {
@@ -40,13 +40,13 @@ void Rendezvous::WakeAll() {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) FutexWakeAll(&word_);
 }
 
-void Rendezvous::Arrive(int rank, uint32_t phase, bool unbreakable) {
+void Rendezvous::Arrive(int rank, uint32_t phase) {
   arrived_phase_[rank].store(phase + 1, std::memory_order_seq_cst);
   const uint64_t before = arrivals_.fetch_add(1, std::memory_order_seq_cst);
   if ((before + 1) % static_cast<uint64_t>(size_) != 0) return;
   uint32_t seen = word_.load(std::memory_order_seq_cst);
   do {
-    if ((seen & 1u) != 0 && !unbreakable) return;
+    if ((seen & 1u) != 0) return;
   } while (!word_.compare_exchange_weak(seen, seen + 2, std::memory_order_seq_cst));
   WakeAll();
 }
@@ -93,17 +93,6 @@ Rendezvous::Outcome Rendezvous::Wait(uint32_t phase, int64_t until_ns) {
   }
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   return outcome;
-}
-
-void Rendezvous::WaitUnbreakable(uint32_t phase) {
-  Outcome outcome = Outcome::kTimeout;
-  if (IsSoonOver(phase, &outcome) && outcome == Outcome::kComplete) return;
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  for (uint32_t seen = word_.load(std::memory_order_seq_cst); PhaseIs(seen, phase);
-       seen = word_.load(std::memory_order_seq_cst)) {
-    FutexWait(&word_, seen, -1);
-  }
-  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 bool Rendezvous::BreakPhase(uint32_t phase, bool wake) {

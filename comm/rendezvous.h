@@ -28,9 +28,8 @@ class Rendezvous {
   Rendezvous(int size, int64_t wait_ns, bool yields)
       : size_(size), wait_ns_(wait_ns), yields_(yields), arrived_phase_(size) {}
 
-  // `rank` has come to `phase`. With `unbreakable` the phase completes even when the rendezvous is broken: for the
-  // phases after an agreement, in which ranks read one another's memory and so must not leave early.
-  void Arrive(int rank, uint32_t phase, bool unbreakable);
+  // `rank` has come to `phase`.
+  void Arrive(int rank, uint32_t phase);
 
   // Whether `phase` needs no more waiting.
   bool IsOver(uint32_t phase, Outcome* outcome) const;
@@ -39,8 +38,6 @@ class Rendezvous {
 
   // Sleeps until `phase` completes, the rendezvous breaks, or `until_ns` on the monotonic clock.
   Outcome Wait(uint32_t phase, int64_t until_ns);
-  // Sleeps until `phase` completes, whatever else happens. Only for unbreakable phases.
-  void WaitUnbreakable(uint32_t phase);
 
   // Breaks while `phase` is incomplete: true when this call did it. Without `wake` sleepers learn at the next WakeAll.
   bool BreakPhase(uint32_t phase, bool wake = true);
