@@ -131,6 +131,27 @@ TEST_F(PlainOpTest, RowsDoNotDependOnTheBatchF32) {
   CheckRowsDoNotDependOnBatch<float>({1, 2, 17, 40, 200}, {7, 65, 100}, stream_);
 }
 
+// Few rows run in the panel kernel, the reference's 1100 in the library: the seam must not show, whatever the blocks of
+// k.
+TEST_F(PlainOpTest, FewRowsHaveTheBitsOfMany) {
+  for (int64_t k : {1, 511, 512, 513, 1024, 1025, 2048, 2500}) {
+    for (int64_t n : {64, 192}) {
+      const std::vector<float> a = RandomVector<float>(1100 * k, 1), b = RandomVector<float>(k * n, 2);
+      std::vector<float> many(1100 * n), few(1100 * n);
+      const auto product = [&](int64_t first, int64_t rows, std::vector<float>& c) {
+        return Gemm(false, false, 1, View(a, {1100, k}).Rows(first, rows), View(b, {k, n}), 0,
+                    View(c, {1100, n}).Rows(0, rows), stream_);
+      };
+      ASSERT_OK(product(0, 1100, many));
+      for (int64_t rows : {1, 2, 5, 6, 7, 11, 12, 13, 61, 512, 1024, 1025}) {
+        const int64_t first = rows % 53;
+        ASSERT_OK(product(first, rows, few));
+        ASSERT_EQ(FirstDifference(few.data(), many.data() + first * n, rows * n), -1) << rows << " " << n << " " << k;
+      }
+    }
+  }
+}
+
 TEST_F(PlainOpTest, RowsDoNotDependOnTheBatchBF16AndF64) {
   const std::vector<int64_t> sizes = {1, 2, 3, 4, 5, 7, 15, 16, 17, 64, 100};
   CheckRowsDoNotDependOnBatch<BF16>(sizes, {16, 64, 96}, stream_);
@@ -166,6 +187,9 @@ TEST_F(PlainOpTest, TheLibraryMultipliesWhereItHasAvx512) {
     EXPECT_TRUE(ops_internal::LibraryMultiplies({.n = 64, .k = 64, .transpose_b = tb}));
     EXPECT_TRUE(ops_internal::LibraryMultiplies({.n = 2048, .k = 512, .transpose_b = tb}));
   }
+  EXPECT_TRUE(ops_internal::PanelAgrees({.n = 64, .k = 64}));
+  EXPECT_TRUE(ops_internal::PanelAgrees({.n = 512, .k = 2048}));
+  EXPECT_FALSE(ops_internal::PanelAgrees({.n = 65, .k = 64}));
   EXPECT_TRUE(ops_internal::LibrarySumsInOrder({.m = 64, .n = 256, .transpose_a = true}));
   EXPECT_TRUE(ops_internal::LibrarySumsInOrder({.m = 512, .n = 256, .transpose_a = true}));
 }

@@ -31,6 +31,8 @@ constexpr size_t kMaxPrimitivesPerThread = 2048;
 // So many numbers of rows get a primitive of their own for each matrix B; others are cut into what exists anyway.
 constexpr int kExactRowNumbers = 8;
 constexpr int64_t kRowUnit = 16;
+// Up to here a product waits for B more than for its own arithmetic, and the panel kernel is ahead of the library.
+constexpr int64_t kFewRows = 1024;
 
 template <typename T, dnnl_status_t (*kDestroy)(T*)>
 struct Destroy {
@@ -245,6 +247,21 @@ bool RowsAreIndependent(MatmulShape shape) {
   return true;
 }
 
+// Tries on this machine whether the panel kernel gives the library's bits.
+bool PanelGivesSameBits(MatmulShape shape) {
+  if (!PanelMultiplies(shape)) return false;
+  for (int64_t m : {1, 2, 21, 48}) {  // one tile, tiles of unequal heights, whole tiles
+    shape.m = m;
+    std::vector<float> a(m * shape.k), b(shape.k * shape.n), library(m * shape.n), panel(m * shape.n);
+    FillRandom(a);
+    FillRandom(b);
+    if (!Execute(shape, a.data(), b.data(), library.data()).ok()) return false;
+    PanelMatmul(shape, a.data(), b.data(), panel.data());
+    if (std::memcmp(library.data(), panel.data(), library.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
 // Tries on this machine whether each element is one fused sum in the order of k, starting at zero: zero terms anywhere
 // then change nothing. A sample of the elements, for few and for many terms.
 bool SumsAreOrdered(MatmulShape shape) {
@@ -305,6 +322,15 @@ bool LibraryMultiplies(const MatmulShape& shape) {
   return Remembered(key, *process, thread);
 }
 
+bool PanelAgrees(const MatmulShape& shape) {
+  static auto* const process =
+      new Answers([](MatmulShape key) { return LibraryMultiplies(key) && PanelGivesSameBits(key); });
+  static thread_local ThreadAnswers thread;
+  MatmulShape key = shape;
+  key.m = 0;
+  return Remembered(key, *process, thread);
+}
+
 bool LibrarySumsInOrder(const MatmulShape& shape) {
   static auto* const process = new Answers(&SumsAreOrdered);
   static thread_local ThreadAnswers thread;
@@ -315,8 +341,13 @@ bool LibrarySumsInOrder(const MatmulShape& shape) {
 }
 
 absl::Status Matmul(const MatmulShape& shape, const float* a, const float* b, float* c) {
-  if (LibraryMultiplies(shape)) return LibraryMatmul(shape, a, b, c);
-  PlainMatmul(shape, a, b, c);
+  if (shape.m <= kFewRows && PanelAgrees(shape)) {
+    PanelMatmul(shape, a, b, c);
+  } else if (LibraryMultiplies(shape)) {
+    return LibraryMatmul(shape, a, b, c);
+  } else {
+    PlainMatmul(shape, a, b, c);
+  }
   return absl::OkStatus();
 }
 
