@@ -31,7 +31,7 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
     bool finished = false;
     EK_RETURN_IF_ERROR(advance(&finished));
     if (finished) return absl::OkStatus();
-    if (!wire.status().ok()) return WireError(call, list_missing());
+    if (!wire.status().ok()) return WireError(call);
     const bool too_late = attempt % 16 == 15 && wire.Now() >= limit;
     const bool look = wire.Pause({.attempt = attempt, .until = limit, .since = since, .busy_for = busy_for});
     if (!look && !too_late) continue;
@@ -65,8 +65,15 @@ absl::Status Absence::CheckNobodyGaveUp(const Call& call) {
   return absl::OkStatus();
 }
 
-absl::Status Absence::WireError(const Call& call, const std::vector<Missing>& missing) {
-  for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
+absl::Status Absence::WireError(const Call& call) {
+  seat_.mailroom().Poll();
+  for (int i = 0; i < seat_.size(); ++i) {
+    if (i != seat_.rank() && !CauseOf(i).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, i));
+  }
+  for (int i = 0; i < seat_.size(); ++i) {
+    if (i == seat_.rank()) continue;
+    if (std::optional<absl::Status> said = CauseOf(i); said.has_value()) return Adopt(TimedContext(call), *said, i);
+  }
   const absl::Status cause = seat_.wire().status();
   if (absl::IsAborted(cause)) return BrokenGroupError(seat_.Context(call), cause);
   return TransportError(cause.code(), seat_.Context(call), cause.message());
@@ -76,14 +83,14 @@ absl::Status Absence::WireError(const Call& call, const std::vector<Missing>& mi
 // the cause: what it said is.
 absl::Status Absence::FindGone(const Call& call, const std::vector<Missing>& missing) {
   for (const Missing& m : missing) {
-    if (!CauseOf(m.rank).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, m));
+    if (!CauseOf(m.rank).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, m.rank));
   }
   for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeNotice(call, m));
   return absl::OkStatus();
 }
 
-absl::Status Absence::JudgeHealth(const Call& call, const Missing& missing) {
-  const int world_rank = seat_.peer(missing.rank).world_rank;
+absl::Status Absence::JudgeHealth(const Call& call, int i) {
+  const int world_rank = seat_.peer(i).world_rank;
   const PeerHealth health = seat_.wire().Health(world_rank, /*describe=*/false);
   std::string what;
   if (health.state == PeerHealth::State::kDead) {
@@ -94,7 +101,7 @@ absl::Status Absence::JudgeHealth(const Call& call, const Missing& missing) {
     return absl::OkStatus();
   }
   ErrorContext context = TimedContext(call);
-  context.findings.push_back({seat_.OuterRank(missing.rank), absl::StrCat(what, "; ", seat_.LastOf(missing.rank))});
+  context.findings.push_back({seat_.OuterRank(i), absl::StrCat(what, "; ", seat_.LastOf(i))});
   return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
 }
 

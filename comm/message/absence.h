@@ -51,12 +51,13 @@ class Absence {
   // last may come too late.
   absl::Status CheckNobodyGaveUp(const Call& call);
 
-  // The wire carries nothing any more: a dead rank of the group is named first.
-  absl::Status WireError(const Call& call, const std::vector<Missing>& missing);
+  // The wire carries nothing any more: a rank of the group that is dead is named first, then what a rank said that
+  // gave the group up (which came before its own end).
+  absl::Status WireError(const Call& call);
 
  private:
   absl::Status FindGone(const Call& call, const std::vector<Missing>& missing);
-  absl::Status JudgeHealth(const Call& call, const Missing& missing);
+  absl::Status JudgeHealth(const Call& call, int i);
   absl::Status JudgeNotice(const Call& call, const Missing& missing);
   absl::Status Adopt(ErrorContext context, const absl::Status& cause, int from) const;
   absl::Status TooLate(const Call& call, const std::vector<Missing>& missing);

@@ -47,9 +47,11 @@ class GroupSeat {
     int world_rank = -1;
     bool knows_last = false;
     Fingerprint last;  // of its newest record
-    // Payload pieces over the life of the group.
+    // Payload pieces over the life of the group, to it and from it.
+    int64_t sends_started = 0;
+    int64_t receives_started = 0;
+    // Whose sending has ended, so that they arrive without this rank's help: notices tell it.
     std::atomic<int64_t> pieces_sent{0};
-    int64_t pieces_received = 0;
   };
 
   GroupSeat(Wire* wire, Mailroom* mailroom, const MessageOptions& options, Identity identity);

@@ -37,7 +37,8 @@ struct ControlMessage {
     kVoid =
         2,  // the proposal `id` was given up, body = cause, a = the reader's proposal that it was matched with or -1
     kAbort = 3,    // the group of epoch `id` was given up, body = cause; a, b as for kLeft
-    kLeft = 4,     // the group of epoch `id` was destroyed; a = records sent, b = payload pieces sent to the reader
+    kLeft = 4,     // the group of epoch `id` was destroyed; a = records sent, b = payload pieces that the reader has or
+                   // will get
     kGoodbye = 5,  // the rank leaves the world in good order
   };
   Kind kind = Kind::kLeft;

@@ -11,8 +11,10 @@ namespace evenkeel::comm {
 struct MessageOptions {
   // Payload to one peer of at most so many bytes goes with the record.
   int64_t eager_bytes = 2048;
-  // The most bytes of one message; below 2^31. Rounded down to a multiple of 64.
-  int64_t piece_bytes = 256 << 10;
+  // The most bytes of one message; below 2^31. Rounded down to a multiple of 64. A piece costs a meeting of sender and
+  // receiver, and as long as it moves nobody looks at notices. Pieces that are combined on arrival are smaller
+  // (payload_flows.h).
+  int64_t piece_bytes = 4 << 20;
   // Pieces under way per peer and direction.
   int window = 4;
   // A digest follows the pieces to each peer and is compared before Exchange returns. Records always carry one.

@@ -83,12 +83,7 @@ class MessageTransport final : public Transport {
  private:
   absl::Status CheckUsable(const Call& call) {
     if (absl::Status cause = seat_.status(); !cause.ok()) return BrokenGroupError(seat_.Context(call), cause);
-    if (seat_.wire().status().ok()) return absl::OkStatus();
-    std::vector<Missing> all;
-    for (int i = 0; i < size(); ++i) {
-      if (i != rank()) all.push_back({.rank = i});
-    }
-    return absence_.WireError(call, all);
+    return seat_.wire().status().ok() ? absl::OkStatus() : absence_.WireError(call);
   }
 
   // Keeps the cause, tells the peers, and leaves no message behind that could touch memory of the caller.

@@ -11,6 +11,9 @@
 namespace evenkeel::comm {
 namespace {
 
+// The most bytes of a piece that is combined on arrival.
+constexpr int64_t kCombineBytes = 256 << 10;
+
 // Payload at a pessimistic 0.5 GB/s: so long a wait is no reason to fall asleep.
 absl::Duration BusyFor(int64_t bytes) { return std::min(absl::Nanoseconds(2 * bytes), absl::Milliseconds(50)); }
 
@@ -20,12 +23,18 @@ PayloadFlows::PayloadFlows(GroupSeat* seat, Absence* absence, const RecordExchan
     : seat_(*seat),
       absence_(*absence),
       records_(*records),
-      piece_bytes_(std::max<int64_t>(64, seat->options().piece_bytes / 64 * 64)) {}
+      piece_bytes_(std::max<int64_t>(64, seat->options().piece_bytes / 64 * 64)),
+      combine_bytes_(std::min(piece_bytes_, kCombineBytes)) {}
 
 absl::Status PayloadFlows::Run(const Call& call, const Phase& phase) {
   const absl::Status status = phase.combine == nullptr ? Move(call, phase) : MoveAndCombine(call, phase);
-  if (status.ok()) flows_.clear();
-  return status;
+  if (!status.ok()) return status;
+  for (const Flow& flow : flows_) {
+    GroupSeat::Peer& peer = seat_.peer(flow.peer);
+    if (flow.sends) peer.pieces_sent.store(peer.sends_started, std::memory_order_relaxed);
+  }
+  flows_.clear();
+  return absl::OkStatus();
 }
 
 bool PayloadFlows::TakeBack() {
@@ -45,7 +54,7 @@ bool PayloadFlows::TakeBack() {
 }
 
 absl::Status PayloadFlows::Move(const Call& call, const Phase& phase) {
-  const int64_t bytes = PlanFlows(phase, /*staged=*/false);
+  const int64_t bytes = PlanFlows(phase, /*combines=*/false);
   for (int i = 0; i < seat_.size(); ++i) {
     if (i == seat_.rank()) continue;
     const ReceiveSpan& receive = phase.receives[i];
@@ -61,9 +70,9 @@ absl::Status PayloadFlows::Move(const Call& call, const Phase& phase) {
 
 absl::Status PayloadFlows::MoveAndCombine(const Call& call, const Phase& phase) {
   combined_ = 0;
-  const int64_t bytes = PlanFlows(phase, /*staged=*/true);
+  const int64_t bytes = PlanFlows(phase, /*combines=*/true);
   const bool any_staged = std::any_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.staged; });
-  if (any_staged && staging_ == nullptr) staging_.reset(new std::byte[2 * piece_bytes_ * seat_.size()]);
+  if (any_staged && staging_ == nullptr) staging_.reset(new std::byte[2 * combine_bytes_ * seat_.size()]);
   EK_RETURN_IF_ERROR(absence_.Wait(
       call, BusyFor(bytes),
       [&](bool* finished) {
@@ -79,7 +88,7 @@ absl::Status PayloadFlows::MoveAndCombine(const Call& call, const Phase& phase) 
 
 // Combines the next piece when it has come from all ranks.
 bool PayloadFlows::CombineNext(const Phase& phase) {
-  const int64_t length = std::min(piece_bytes_, phase.block_bytes - combined_);
+  const int64_t length = std::min(combine_bytes_, phase.block_bytes - combined_);
   if (length <= 0) return false;
   for (const Flow& flow : flows_) {
     if (flow.staged && flow.finished < combined_ + length) return false;
@@ -100,8 +109,9 @@ bool PayloadFlows::CombineNext(const Phase& phase) {
 }
 
 // Flows to and from every peer that has bytes to move and did not move them with the record.
-int64_t PayloadFlows::PlanFlows(const Phase& phase, bool staged) {
+int64_t PayloadFlows::PlanFlows(const Phase& phase, bool combines) {
   flows_.clear();
+  const int64_t piece_bytes = combines ? combine_bytes_ : piece_bytes_;
   int64_t bytes = 0;
   const int size = seat_.size(), rank = seat_.rank();
   for (int step = 1; step < size; ++step) {
@@ -110,15 +120,23 @@ int64_t PayloadFlows::PlanFlows(const Phase& phase, bool staged) {
     if (send.bytes > 0 && !records_.WentWithRecord(to)) {
       // The wire only reads what is sent.
       auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(send.data));
-      flows_.push_back({.peer = to, .sends = true, .data = data, .bytes = send.bytes});
+      flows_.push_back({.peer = to,
+                        .sends = true,
+                        .data = data,
+                        .bytes = send.bytes,
+                        .piece_bytes = piece_bytes,
+                        .first_index = seat_.peer(to).sends_started});
       bytes += send.bytes;
     }
     const int from = (rank + size - step) % size;
     const ReceiveSpan& receive = phase.receives[from];
-    const int64_t expected = staged ? phase.block_bytes : receive.bytes;
+    const int64_t expected = combines ? phase.block_bytes : receive.bytes;
     if (expected > 0 && records_.CameWithRecord(from, expected) == nullptr) {
-      flows_.push_back(
-          {.peer = from, .data = static_cast<std::byte*>(receive.data), .bytes = expected, .staged = staged});
+      flows_.push_back({.peer = from,
+                        .data = static_cast<std::byte*>(receive.data),
+                        .bytes = expected,
+                        .piece_bytes = piece_bytes,
+                        .staged = combines});
       bytes += expected;
     }
   }
@@ -152,20 +170,21 @@ absl::Status PayloadFlows::Advance(const Call& call, Flow& flow) {
     }
     flow.finished += piece.bytes;
     flow.pieces.pop_front();
+    if (flow.sends) peer.pieces_sent.store(flow.first_index + ++flow.num_finished, std::memory_order_relaxed);
   }
   const auto window = static_cast<size_t>(flow.staged ? 2 : options.window);
   while (flow.started < flow.bytes && flow.pieces.size() < window &&
-         (!flow.staged || flow.started < combined_ + 2 * piece_bytes_)) {
-    Piece piece{.offset = flow.started, .bytes = std::min(piece_bytes_, flow.bytes - flow.started)};
+         (!flow.staged || flow.started < combined_ + 2 * combine_bytes_)) {
+    Piece piece{.offset = flow.started, .bytes = std::min(flow.piece_bytes, flow.bytes - flow.started)};
     piece.transfer = std::make_unique<Transfer>();
     flow.started += piece.bytes;
     std::byte* data = PieceData(flow, piece.offset);
     if (flow.sends) {
       if (options.payload_digest) flow.digest = CombineDigests(flow.digest, Digest64(data, piece.bytes));
-      EK_RETURN_IF_ERROR(seat_.wire().StartSend(peer.world_rank, PayloadTag(peer.pieces_sent++), data, piece.bytes,
+      EK_RETURN_IF_ERROR(seat_.wire().StartSend(peer.world_rank, PayloadTag(peer.sends_started++), data, piece.bytes,
                                                 piece.transfer.get()));
     } else {
-      EK_RETURN_IF_ERROR(seat_.wire().StartReceive(peer.world_rank, PayloadTag(peer.pieces_received++), data,
+      EK_RETURN_IF_ERROR(seat_.wire().StartReceive(peer.world_rank, PayloadTag(peer.receives_started++), data,
                                                    piece.bytes, piece.transfer.get()));
     }
     flow.pieces.push_back(std::move(piece));
@@ -178,11 +197,11 @@ absl::Status PayloadFlows::AdvanceTrailer(Flow& flow) {
   if (flow.trailer_transfer != nullptr) return absl::OkStatus();
   flow.trailer_transfer = std::make_unique<Transfer>();
   if (!flow.sends) {
-    return seat_.wire().StartReceive(peer.world_rank, PayloadTag(peer.pieces_received++), &flow.trailer,
+    return seat_.wire().StartReceive(peer.world_rank, PayloadTag(peer.receives_started++), &flow.trailer,
                                      sizeof(Trailer), flow.trailer_transfer.get());
   }
   flow.trailer = {.digest = flow.digest, .bytes = flow.bytes};
-  return seat_.wire().StartSend(peer.world_rank, PayloadTag(peer.pieces_sent++), &flow.trailer, sizeof(Trailer),
+  return seat_.wire().StartSend(peer.world_rank, PayloadTag(peer.sends_started++), &flow.trailer, sizeof(Trailer),
                                 flow.trailer_transfer.get());
 }
 
@@ -210,8 +229,8 @@ std::byte* PayloadFlows::PieceData(const Flow& flow, int64_t offset) {
 }
 
 std::byte* PayloadFlows::Staged(int peer, int64_t offset) {
-  const int64_t slot = offset / piece_bytes_ % 2;
-  return staging_.get() + (peer * 2 + slot) * piece_bytes_;
+  const int64_t slot = offset / combine_bytes_ % 2;
+  return staging_.get() + (peer * 2 + slot) * combine_bytes_;
 }
 
 // Whom this rank waits for. A peer that does not take payload may itself wait for one that does not send: only when
@@ -232,7 +251,7 @@ std::vector<Missing> PayloadFlows::MissingPayload(bool sends) const {
     missing.push_back({.rank = flow.peer,
                        .what = flow.sends ? "does not take its payload" : "its payload has not come",
                        .piece = !flow.sends,
-                       .index = seat_.peer(flow.peer).pieces_received - open});
+                       .index = seat_.peer(flow.peer).receives_started - open});
   }
   return missing;
 }

@@ -1,8 +1,8 @@
 // The payload of one phase over messages: what MessageTransport::Exchange does.
 //
 // The span to and the span from each peer is a flow of pieces, a few of them under way at a time, straight from and
-// into the caller's memory; pieces to be combined go through two staging blocks per peer. What came with the records
-// (record_exchange.h) is not sent again.
+// into the caller's memory; pieces to be combined go through two staging blocks per peer, cache-sized. What came with
+// the records (record_exchange.h) is not sent again.
 #ifndef EVENKEEL_COMM_MESSAGE_PAYLOAD_FLOWS_H_
 #define EVENKEEL_COMM_MESSAGE_PAYLOAD_FLOWS_H_
 
@@ -51,9 +51,12 @@ class PayloadFlows {
     bool sends = false;
     std::byte* data = nullptr;  // sends: only read
     int64_t bytes = 0;
-    int64_t started = 0;   // bytes
-    int64_t finished = 0;  // bytes
+    int64_t piece_bytes = 0;  // the most of one piece
+    int64_t started = 0;      // bytes
+    int64_t finished = 0;     // bytes
     std::deque<Piece> pieces = {};
+    int64_t first_index = 0;   // of its pieces in the group's life
+    int64_t num_finished = 0;  // pieces
     uint64_t digest = 0;
     Trailer trailer = {};
     std::unique_ptr<Transfer> trailer_transfer = nullptr;
@@ -65,7 +68,7 @@ class PayloadFlows {
   absl::Status Move(const Call& call, const Phase& phase);
   absl::Status MoveAndCombine(const Call& call, const Phase& phase);
   bool CombineNext(const Phase& phase);
-  int64_t PlanFlows(const Phase& phase, bool staged);
+  int64_t PlanFlows(const Phase& phase, bool combines);
   absl::Status MoveFlows(const Call& call, bool* all_done);
   absl::Status Advance(const Call& call, Flow& flow);
   absl::Status AdvanceTrailer(Flow& flow);
@@ -80,7 +83,8 @@ class PayloadFlows {
   GroupSeat& seat_;
   Absence& absence_;
   const RecordExchange& records_;
-  const int64_t piece_bytes_;
+  const int64_t piece_bytes_;    // of a flow that lands in the caller's memory
+  const int64_t combine_bytes_;  // of one that is combined on arrival
   std::vector<Flow> flows_;
   std::vector<Transfer*> open_;
   std::unique_ptr<std::byte[]> staging_;  // two pieces per peer

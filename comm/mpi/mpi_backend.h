@@ -45,7 +45,7 @@ struct MpiOptions {
   bool catch_sigterm = true;
 
   int64_t eager_bytes = 2048;                     // payload to one peer up to this goes with the fingerprint
-  int64_t piece_bytes = 256 << 10;                // the most bytes of one MPI message, below 2^31
+  int64_t piece_bytes = 4 << 20;                  // the most bytes of one MPI message, below 2^31
   bool payload_digest = false;                    // compare a digest of all payload on arrival
   absl::Duration spin = absl::Microseconds(100);  // of yielding before a wait sleeps
 };

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,6 +27,9 @@ static_assert(sizeof(MPI_Request) <= sizeof(void*), "a request does not fit Tran
 
 constexpr int kHelloTag = 0x454b;  // on MPI_COMM_WORLD, before there is a communicator of our own
 constexpr int kLookEvery = 256;    // polls between looks at notices while payload moves
+// Polls of a wait before the first yield, where every rank has a processor: some 20 us. A yield costs more than most
+// messages take, all the more when other programs want the processor.
+constexpr int kBusyPolls = 100;
 
 // When the launcher first asked this process to end; 0: it has not. A launcher may ask several times within
 // milliseconds; who asks again a second later means it.
@@ -85,6 +89,7 @@ class Impl final : public MpiWire {
       if (peer != rank_) watch_->Add(peer, hellos_[peer].process);
     }
     EK_RETURN_IF_ERROR(MakeCommunicator(limit));
+    if (NumRanksHere() <= sysconf(_SC_NPROCESSORS_ONLN)) busy_polls_ = kBusyPolls;
     return absl::OkStatus();
   }
 
@@ -158,6 +163,7 @@ class Impl final : public MpiWire {
   }
 
   bool Pause(const PauseHint& hint) override {
+    if (hint.attempt < busy_polls_) return false;
     const absl::Duration waited = Now() - hint.since;
     if (waited < std::max(options_.spin, hint.busy_for)) {
       sched_yield();
@@ -182,6 +188,7 @@ class Impl final : public MpiWire {
 
   absl::Status status() const override {
     if (end_wanted_ns.load(std::memory_order_relaxed) != 0) return EndWanted();
+    if (!is_condemned_.load(std::memory_order_acquire)) return absl::OkStatus();  // asked at every poll
     absl::MutexLock lock(&mutex_);
     return condemned_;
   }
@@ -189,6 +196,7 @@ class Impl final : public MpiWire {
   void Condemn(const absl::Status& cause) override {
     absl::MutexLock lock(&mutex_);
     if (condemned_.ok()) condemned_ = absl::AbortedError(absl::StrCat("this rank carries no more: ", cause.message()));
+    is_condemned_.store(true, std::memory_order_release);
   }
 
   bool AwaitAll(absl::Duration limit) override {
@@ -224,6 +232,12 @@ class Impl final : public MpiWire {
     int count = -1;  // what is longer than the receiver's memory arrives as a damaged message
     if (code == MPI_SUCCESS || status.MPI_ERROR == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &count);
     transfer->bytes = count;
+  }
+
+  int NumRanksHere() const {
+    const uint64_t here = hellos_[rank_].process.host;
+    return static_cast<int>(std::count_if(hellos_.begin(), hellos_.end(),
+                                          [here](const Hello& hello) { return hello.process.host == here; }));
   }
 
   absl::Status EndWanted() const {
@@ -304,12 +318,14 @@ class Impl final : public MpiWire {
   const Options options_;
   int rank_ = 0;
   int size_ = 1;
+  int busy_polls_ = 0;
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::vector<Hello> hellos_;
   std::unique_ptr<ProcessWatch> watch_;
 
   mutable absl::Mutex mutex_;  // of all MPI calls after the start
   absl::Status condemned_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<bool> is_condemned_{false};
   std::vector<MPI_Request> requests_ ABSL_GUARDED_BY(mutex_);
   std::vector<Transfer*> tested_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> indices_ ABSL_GUARDED_BY(mutex_);
