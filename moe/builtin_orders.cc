@@ -9,10 +9,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/moe/order_parser.h"
+#include "evenkeel/moe/order_rewrites.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -172,29 +172,39 @@ class Registry {
   std::vector<Registered> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-// "x" or "x:n".
+// The inner order of "overlapped(x)" or "overlapped(x:n)".
 absl::StatusOr<Order> Overlapped(absl::string_view name, absl::string_view inner) {
-  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(inner, absl::MaxSplits(':', 1));
-  EK_ASSIGN_OR_RETURN(Registered entry, Registry::Get().Find(parts.first));
-  entry.order.chunks = 2;
-  const bool good = parts.second.empty() || absl::SimpleAtoi(parts.second, &entry.order.chunks);
-  if (!good || entry.order.chunks < 1 || entry.order.chunks > kMaxOrderChunks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", name, "': the number of chunks must be 1 to ", kMaxOrderChunks));
+  int chunks = 2;
+  const size_t colon = inner.rfind(':');
+  if (colon != absl::string_view::npos && inner.find(')', colon) == absl::string_view::npos) {
+    if (!absl::SimpleAtoi(inner.substr(colon + 1), &chunks)) chunks = 0;  // refused below
+    inner = inner.substr(0, colon);
   }
-  entry.order.name = std::string(name);
-  entry.order.note = absl::StrCat(parts.first, " in ", entry.order.chunks, " chunks of experts, exchanges beside them");
-  EK_RETURN_IF_ERROR(CheckOrder(entry.order).status());
-  return std::move(entry.order);
+  EK_ASSIGN_OR_RETURN(Order order, FindOrder(inner));
+  const absl::StatusOr<Order> rewritten = InChunks(std::move(order), chunks);
+  if (rewritten.ok()) return rewritten;
+  return absl::Status(rewritten.status().code(), absl::StrCat("'", name, "': ", rewritten.status().message()));
 }
 
 }  // namespace
 
 absl::StatusOr<Order> FindOrder(absl::string_view name) {
   absl::string_view inner = name;
-  if (absl::ConsumePrefix(&inner, "overlapped(") && absl::ConsumeSuffix(&inner, ")")) return Overlapped(name, inner);
-  EK_ASSIGN_OR_RETURN(Registered entry, Registry::Get().Find(name));
-  return std::move(entry.order);
+  absl::StatusOr<Order> order = absl::UnknownError("");
+  if (name.size() > kMaxOrderNameBytes) {
+    return absl::NotFoundError(absl::StrCat("an order's name has at most ", kMaxOrderNameBytes, " bytes"));
+  }
+  if (absl::ConsumePrefix(&inner, "overlapped(") && absl::ConsumeSuffix(&inner, ")")) {
+    EK_ASSIGN_OR_RETURN(order, Overlapped(name, inner));
+  } else if (absl::ConsumePrefix(&inner, "two_level(") && absl::ConsumeSuffix(&inner, ")")) {
+    EK_ASSIGN_OR_RETURN(const Order plain, FindOrder(inner));
+    EK_ASSIGN_OR_RETURN(order, InTwoLevels(plain));
+  } else {
+    EK_ASSIGN_OR_RETURN(Registered entry, Registry::Get().Find(name));
+    return std::move(entry.order);
+  }
+  order->name = std::string(name);
+  return order;
 }
 
 absl::StatusOr<std::string> FindOrderText(absl::string_view name) {

@@ -18,8 +18,9 @@
 
 namespace evenkeel::moe {
 
-// The order of that name. "overlapped(x)" is order x in 2 chunks, "overlapped(x:4)" in 4 (see OrderProto::chunks).
-// NotFound listing what is linked; InvalidArgument for a number of chunks that cannot be.
+// The order of that name, a registered one or made from one (order_rewrites.h): "overlapped(x)" is order x in 2 chunks,
+// "overlapped(x:4)" in 4, "two_level(x)" is x with exchanges in two levels; x may itself be such a name.
+// NotFound listing what is linked; InvalidArgument for what cannot be made of x.
 absl::StatusOr<Order> FindOrder(absl::string_view name);
 
 // The text of a registered order, as a user would write it. NotFound likewise.

@@ -103,4 +103,20 @@ absl::Status CheckNumerics(const MoeConfig& config, const TypedOrder& order, con
   return CheckSumsOverExperts(order);
 }
 
+absl::Status CheckLevels(const TypedOrder& order, const MoeGroups& groups) {
+  const auto bad = [&](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("order '", order.order.name, "' exchanges by level: ", what));
+  };
+  if (!order.has_levels() || groups.ep == nullptr || groups.ep->size() == 1) return absl::OkStatus();
+  if (groups.ep_node == nullptr || groups.ep_peers == nullptr) return bad("MoeGroups needs ep_node and ep_peers");
+  const int ep = groups.ep->size(), rank = groups.ep->rank(), per_node = groups.ep_node->size();
+  if (per_node * groups.ep_peers->size() == ep && rank % per_node == groups.ep_node->rank() &&
+      rank / per_node == groups.ep_peers->rank()) {
+    return absl::OkStatus();
+  }
+  return bad(absl::StrCat("EP rank ", rank, " of ", ep, " cannot be rank ", groups.ep_node->rank(), " of ", per_node,
+                          " on its node and rank ", groups.ep_peers->rank(), " of ", groups.ep_peers->size(),
+                          " among its peers"));
+}
+
 }  // namespace evenkeel::moe

@@ -32,6 +32,10 @@ Order CanonicalOrder(const Order& order);
 // experts before their lanes. OK in fast numerics.
 absl::Status CheckNumerics(const MoeConfig& config, const TypedOrder& order, const GroupSizes& groups);
 
+// InvalidArgument when an order exchanges by level and `groups` lacks the two groups for it, or they do not fit the EP
+// group.
+absl::Status CheckLevels(const TypedOrder& order, const MoeGroups& groups);
+
 }  // namespace evenkeel::moe
 
 #endif  // EVENKEEL_MOE_LAYER_CHECKS_H_

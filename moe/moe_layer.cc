@@ -1,7 +1,6 @@
 #include "evenkeel/moe/moe_layer.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -9,17 +8,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/canonical_blocks.h"
-#include "evenkeel/moe/dedup_plan.h"
-#include "evenkeel/moe/dispatch_plan.h"
 #include "evenkeel/moe/layer_checks.h"
 #include "evenkeel/moe/moe_tape_state.h"
 #include "evenkeel/moe/order_executor.h"
 #include "evenkeel/moe/order_schedule.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/moe/ragged_plan.h"
+#include "evenkeel/moe/routing_exchange.h"
 #include "evenkeel/moe/row_maps.h"
 #include "evenkeel/moe/wide_moe_layer.h"
-#include "evenkeel/runtime/base/checked_math.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/tensor/tensor.h"
@@ -56,7 +53,13 @@ class MoeLayerImpl final : public MoeLayer {
         order_(std::move(order)),
         groups_(groups),
         router_(std::move(router)),
-        device_(device) {
+        device_(device),
+        exchange_(order_, {.ep = groups.ep,
+                           .control_ep = control_ep(),
+                           .tp_size = tp_size(),
+                           .lane = lane(),
+                           .local_experts = config_.router.experts / ep_size(),
+                           .dropless_positions = canonical() ? kDroplessPositions : 0}) {
     const bool sliced = order_.layout == ExpertLayout::kTensorParallel;
     experts_ = {.local_experts = config_.router.experts / ep_size(),
                 .hidden = config_.router.hidden,
@@ -67,9 +70,6 @@ class MoeLayerImpl final : public MoeLayer {
                 .dtype = config_.dtype,
                 .numerics = config_.numerics,
                 .tp = sliced ? tp_size() : 1};
-    dispatches_own_tokens_ = std::any_of(order_.forward.begin(), order_.forward.end(), [](const TypedStep& typed) {
-      return typed.step.kind == StepKind::kDispatch && IsVarying(typed.before.tp);
-    });
   }
 
   const TypedOrder& order() const override { return order_; }
@@ -122,7 +122,9 @@ class MoeLayerImpl final : public MoeLayer {
     state.carried.clear();
     EK_RETURN_IF_ERROR(executor.Run(dy, dx));
 
-    if (state.maps.deduplicated) EK_RETURN_IF_ERROR(ReturnFoldGradient(&state, stream));
+    if (state.maps.deduplicated) {
+      EK_RETURN_IF_ERROR(exchange_.ReturnFoldGradient(state.maps, state.fold_gradient, &state.route_gradient, stream));
+    }
     EK_RETURN_IF_ERROR(CompleteRouteGradient(&state, stream));
     const RouterLossGradients losses = {.balance = config_.balance_coefficient * loss_scale,
                                         .z = config_.z_coefficient * loss_scale};
@@ -137,6 +139,7 @@ class MoeLayerImpl final : public MoeLayer {
   }
 
  private:
+  bool canonical() const { return config_.numerics == ExpertNumerics::kCanonical; }
   int tp_size() const { return SizeOfGroup(groups_.tp); }
   int ep_size() const { return SizeOfGroup(groups_.ep); }
   // Whole experts: the EP group spans the lanes.
@@ -207,21 +210,14 @@ class MoeLayerImpl final : public MoeLayer {
                   .dtype = config_.dtype,
                   .tp = tp_size(),
                   .ep = ep_size(),
+                  .ep_per_node = groups_.ep_node != nullptr ? groups_.ep_node->size() : groups_.ep_per_node,
                   .lane = lane(),
                   .slot_classes = decision.slot_classes,
                   .chunks = order_.order.chunks};
-    if (experts_.canonical()) maps.expert_of_route = decision.expert;
-    maps.ragged = order_.is_ragged();
-    maps.deduplicated = order_.is_deduplicated();
-    if (maps.deduplicated) {
-      EK_RETURN_IF_ERROR(PlanDeduplicated(decision, &maps, stream));
-    } else if (maps.ragged) {
-      EK_RETURN_IF_ERROR(PlanRagged(decision, &maps, stream));
-    } else {
-      EK_ASSIGN_OR_RETURN(maps.padded, BuildDispatchPlan(decision));
-      EK_RETURN_IF_ERROR(CheckConservation(maps.padded, decision));
-    }
+    if (canonical()) maps.expert_of_route = decision.expert;
     EK_RETURN_IF_ERROR(CheckOrderSizes(order_, maps.sizes));
+    EK_RETURN_IF_ERROR(exchange_.Plan(decision, &maps, stream));
+    EK_RETURN_IF_ERROR(CheckOrderSizes(order_, maps.sizes));  // again with the rows
     state->schedules = BuildSchedules(order_, maps.sizes);
     state->forward_traffic = ComputeTraffic(order_, maps.sizes, false);
     state->backward_traffic = ComputeTraffic(order_, maps.sizes, true);
@@ -245,133 +241,6 @@ class MoeLayerImpl final : public MoeLayer {
     memory.backward_peak = std::max(memory.backward_peak + bytes, 2 * bytes + tokens * config_.router.experts * 4);
   }
 
-  // Exchanges the row counts, then plans with them.
-  absl::Status PlanRagged(const RoutingDecision& decision, RowMaps* maps, Stream& stream) {
-    const RaggedSender sender = Sender();
-    EK_ASSIGN_OR_RETURN(maps->send, BuildRaggedSendPlan(decision, sender));
-    EK_RETURN_IF_ERROR(CheckConservation(maps->send, decision, sender));
-    std::vector<int64_t> received = maps->send.segments;
-    if (ep_size() > 1) {
-      const Shape shape({static_cast<int64_t>(received.size())});
-      EK_RETURN_IF_ERROR(control_ep()->AllToAll(ConstTensorView(maps->send.segments.data(), DType::kI64, shape),
-                                                TensorView(received.data(), DType::kI64, shape), stream));
-      EK_RETURN_IF_ERROR(stream.Synchronize());
-    }
-    EK_ASSIGN_OR_RETURN(maps->receive, BuildRaggedReceivePlan(Receiver(decision, sender), sender.lane, received));
-    maps->sizes.rows = FlowOf(maps->send.rows_to, maps->receive.rows_from, maps->receive.rows_of_lane, sender.lane);
-    return absl::OkStatus();
-  }
-
-  RaggedSender Sender() const {
-    return {.ep_size = ep_size(),
-            .tp_size = dispatches_own_tokens_ ? tp_size() : 1,
-            .lane = dispatches_own_tokens_ ? lane() : 0};
-  }
-
-  // Rows by destination, by source and by lane, as the cost counts them.
-  RaggedRows FlowOf(const std::vector<int64_t>& to, const std::vector<int64_t>& from,
-                    const std::vector<int64_t>& of_lane, int lane) const {
-    const auto sum = [](const std::vector<int64_t>& counts) {
-      return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    };
-    const int me = groups_.ep == nullptr ? 0 : groups_.ep->rank();
-    RaggedRows rows;
-    rows.sent = sum(to);
-    rows.sent_remote = rows.sent - to[me];
-    rows.arrived = sum(from);
-    rows.arrived_remote = rows.arrived - from[me];
-    rows.gathered = sum(of_lane);
-    for (int l = 0; l < lane && l < static_cast<int>(of_lane.size()); ++l) rows.gathered_before += of_lane[l];
-    return rows;
-  }
-
-  // Exchanges headers and records of a deduplicated dispatch, then plans with them.
-  absl::Status PlanDeduplicated(const RoutingDecision& decision, RowMaps* maps, Stream& stream) {
-    const RaggedSender sender = Sender();
-    const RaggedReceiver receiver = Receiver(decision, sender);
-    EK_ASSIGN_OR_RETURN(maps->dedup_send, BuildDedupSendPlan(decision, sender, receiver.gathers_over_tp));
-    const DedupSendPlan& send = maps->dedup_send;
-    std::vector<int64_t> header = send.header;
-    std::vector<int32_t> records = send.records;
-    if (ep_size() > 1) EK_RETURN_IF_ERROR(ExchangeRecords(send, &header, &records, stream));
-    EK_ASSIGN_OR_RETURN(maps->dedup_receive, BuildDedupReceivePlan(receiver, sender.lane, header, records));
-    const DedupReceivePlan& receive = maps->dedup_receive;
-    maps->sizes.destinations = FlowOf(send.rows_to, receive.rows_from, receive.rows_of_lane, sender.lane);
-    std::vector<int64_t> records_to = send.record_ints_to;
-    for (int64_t& count : records_to) count /= kRecordInts;
-    maps->sizes.rows = FlowOf(records_to, receive.records_from, {receive.num_expert_rows()}, 0);
-    return absl::OkStatus();
-  }
-
-  absl::Status ExchangeRecords(const DedupSendPlan& send, std::vector<int64_t>* header, std::vector<int32_t>* records,
-                               Stream& stream) {
-    const Shape shape({static_cast<int64_t>(header->size())});
-    EK_RETURN_IF_ERROR(control_ep()->AllToAll(ConstTensorView(send.header.data(), DType::kI64, shape),
-                                              TensorView(header->data(), DType::kI64, shape), stream));
-    EK_RETURN_IF_ERROR(stream.Synchronize());
-    std::vector<int64_t> from(ep_size(), 0);
-    int64_t total = 0;
-    const size_t per_source = header->size() / ep_size();
-    for (size_t i = 1; i < header->size(); i += 2) {
-      // A count that makes no sense is refused by the plan; here it only must not become a size.
-      EK_ASSIGN_OR_RETURN(const int64_t ints, CheckedMul((*header)[i], kRecordInts));
-      if (ints < 0) return absl::FailedPreconditionError(absl::StrCat("a source announces ", (*header)[i], " routes"));
-      from[i / per_source] += ints;
-      EK_ASSIGN_OR_RETURN(total, CheckedAdd(total, ints));
-    }
-    if (total > std::numeric_limits<int32_t>::max()) {
-      return absl::FailedPreconditionError(absl::StrCat("sources announce ", total / kRecordInts, " routes"));
-    }
-    records->assign(total, 0);
-    const Shape sent({static_cast<int64_t>(send.records.size())});
-    EK_RETURN_IF_ERROR(control_ep()->AllToAllV(ConstTensorView(send.records.data(), DType::kI32, sent),
-                                               send.record_ints_to,
-                                               TensorView(records->data(), DType::kI32, Shape({total})), from, stream));
-    return stream.Synchronize();
-  }
-
-  // The fold's weight gradients go back to the sources that sent the records.
-  absl::Status ReturnFoldGradient(MoeTapeState* state, Stream& stream) {
-    EK_RETURN_IF_ERROR(stream.Synchronize());
-    const DedupSendPlan& send = state->maps.dedup_send;
-    const DedupReceivePlan& receive = state->maps.dedup_receive;
-    std::vector<float> out, back(send.route_of_record.size());
-    for (int32_t entry : receive.entry_of_record) out.push_back(state->fold_gradient[entry]);
-    std::vector<int64_t> records_to = send.record_ints_to;
-    for (int64_t& count : records_to) count /= kRecordInts;
-    if (ep_size() > 1) {
-      const ConstTensorView outgoing(out.data(), DType::kF32, Shape({static_cast<int64_t>(out.size())}));
-      const TensorView incoming(back.data(), DType::kF32, Shape({static_cast<int64_t>(back.size())}));
-      EK_RETURN_IF_ERROR(control_ep()->AllToAllV(outgoing, receive.records_from, incoming, records_to, stream));
-      EK_RETURN_IF_ERROR(stream.Synchronize());
-    } else {
-      back = out;
-    }
-    for (size_t i = 0; i < back.size(); ++i) state->route_gradient[send.route_of_record[i]] = back[i];
-    return absl::OkStatus();
-  }
-
-  RaggedReceiver Receiver(const RoutingDecision& decision, const RaggedSender& sender) const {
-    RaggedReceiver receiver = {
-        .tp_size = sender.tp_size,
-        .local_experts = static_cast<int>(experts_.local_experts),
-        .slot_classes = decision.slot_classes,
-        .capacity = decision.capacity,
-        .source_lane = {},
-        .source_replica = {},
-        .gathers_over_tp = dispatches_own_tokens_ && tp_size() > 1 && order_.layout == ExpertLayout::kTensorParallel,
-        .dropless_positions = experts_.canonical() ? kDroplessPositions : 0};
-    for (int source = 0; source < ep_size(); ++source) {
-      // With whole experts the EP group is consecutive ranks, and lanes are the fastest coordinate of a rank.
-      const bool spans_lanes = order_.layout == ExpertLayout::kWhole && ep_size() > 1 && sender.tp_size > 1;
-      const int rank = spans_lanes ? groups_.ep->group().ranks[source] : 0;
-      const int first = spans_lanes ? groups_.ep->group().ranks[0] / sender.tp_size : 0;
-      receiver.source_lane.push_back(spans_lanes ? rank % sender.tp_size : sender.lane);
-      receiver.source_replica.push_back(spans_lanes ? rank / sender.tp_size - first : source);
-    }
-    return receiver;
-  }
-
   ExecutorInput Input(const std::vector<TypedStep>& program, const Schedule& schedule, const MoeWeights& weights,
                       MoeTapeState* state, bool backward) {
     ExecutorInput input;
@@ -380,6 +249,8 @@ class MoeLayerImpl final : public MoeLayer {
     input.maps = &state->maps;
     input.tp = groups_.tp;
     input.ep = groups_.ep;
+    input.ep_node = groups_.ep_node;
+    input.ep_peers = groups_.ep_peers;
     input.exchange_stream = exchange_stream_.get();
     input.events = &state->events;
     input.experts = experts_;
@@ -424,7 +295,7 @@ class MoeLayerImpl final : public MoeLayer {
   const std::unique_ptr<Router> router_;
   Device* const device_;
   ExpertShape experts_;
-  bool dispatches_own_tokens_ = false;
+  const RoutingExchange exchange_;
   std::unique_ptr<Stream> exchange_stream_;  // of orders with chunks, beside a worker stream
   std::function<void(const MoeTap&)> observer_;
 };
@@ -440,6 +311,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer>> MoeLayer::Create(const MoeConfig& conf
   const bool canonical = config.numerics == ExpertNumerics::kCanonical;
   EK_ASSIGN_OR_RETURN(TypedOrder typed, CheckOrder(canonical ? CanonicalOrder(order) : order, layout));
   EK_RETURN_IF_ERROR(CheckNumerics(config, typed, sizes));
+  EK_RETURN_IF_ERROR(CheckLevels(typed, groups));
   if (canonical && config.dtype == DType::kBF16) {
     return CreateWideMoeLayer(config, [&](const MoeConfig& wide) { return Create(wide, order, groups, device); });
   }

@@ -61,6 +61,12 @@ struct MoeGroups {
   comm::Communicator* tp = nullptr;
   comm::Communicator* ep = nullptr;
   int expert_tp = 1;  // size of the expert TP group: 1 or tp->size()
+  // For orders that exchange by level: the ranks of `ep` on this node, and those with this one's local index on every
+  // node (exchange_levels.h). Others need neither.
+  comm::Communicator* ep_node = nullptr;
+  comm::Communicator* ep_peers = nullptr;
+  // Consecutive ranks of `ep` on each node, for predictions by link class. 0: as ep_node says, else all of them.
+  int ep_per_node = 0;
   // For what is not payload: capacity, digests, row counts, route-weight gradients. Null: tp and ep themselves, whose
   // ledgers then hold that traffic too.
   comm::Communicator* control_tp = nullptr;

@@ -18,6 +18,13 @@ bool TypedOrder::is_deduplicated() const {
   return false;
 }
 
+bool TypedOrder::has_levels() const {
+  for (const TypedStep& step : forward) {
+    if (step.step.level != Level::kAll) return true;
+  }
+  return false;
+}
+
 AxisType TypedOrder::weighted_rows() const {
   const StepKind weights = is_deduplicated() ? StepKind::kFold : StepKind::kCombine;
   for (const TypedStep& step : forward) {
@@ -29,7 +36,7 @@ AxisType TypedOrder::weighted_rows() const {
 ChunkedSteps ChunkedStepsOf(const std::vector<TypedStep>& program) {
   ChunkedSteps steps;
   for (size_t i = 0; i < program.size(); ++i) {
-    if (program[i].step.kind != StepKind::kAllToAll) continue;
+    if (!IsExchange(program[i].step.kind)) continue;
     if (steps.end == 0) steps.first = static_cast<int>(i);
     steps.end = static_cast<int>(i) + 1;
   }
@@ -70,6 +77,8 @@ absl::string_view DimName(Dim dim) {
       return "sources";
     case Dim::kExperts:
       return "experts";
+    case Dim::kNodes:
+      return "nodes";
   }
   return "?";
 }
@@ -116,6 +125,18 @@ absl::string_view ExpertLayoutName(ExpertLayout layout) {
   return "?";
 }
 
+absl::string_view LevelName(Level level) {
+  switch (level) {
+    case Level::kAll:
+      return "all";
+    case Level::kPeers:
+      return "peers";
+    case Level::kNode:
+      return "node";
+  }
+  return "?";
+}
+
 std::string TypeName(const AxisType& type) {
   if (type.dim == Dim::kUnset) return std::string(PlacementLetter(type.placement));
   return absl::StrCat(PlacementLetter(type.placement), "(", DimName(type.dim), ")");
@@ -139,8 +160,10 @@ std::string StepName(const Step& step) {
       return name;
     case StepKind::kCopy:
     case StepKind::kAllReduce:
+      return absl::StrCat(name, "(", comm::AxisName(step.axis), ")");
     case StepKind::kAllToAll:
     case StepKind::kAllToAllV:
+      if (step.level != Level::kAll) return absl::StrCat(name, "(ep.", LevelName(step.level), ")");
       return absl::StrCat(name, "(", comm::AxisName(step.axis), ")");
     case StepKind::kSlice:
     case StepKind::kReduceScatter:

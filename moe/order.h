@@ -27,8 +27,10 @@ namespace evenkeel::moe {
 
 enum class Placement : uint8_t { kUnset, kInvariant, kReplicated, kVarying, kPartial };
 
-// What is sliced, gathered or filled. kSources and kExperts occur only in types, never in a step.
-enum class Dim : uint8_t { kUnset, kTokens, kSlots, kRows, kDestinations, kSums, kSources, kExperts };
+// What is sliced, gathered or filled. kSources, kExperts and kNodes occur only in types, never in a step. On EP they
+// say where rows are: V(sources) where they came from, V(experts) at the rank of their expert, V(nodes) half way: on
+// the node of that rank, at the rank with the local index of their source.
+enum class Dim : uint8_t { kUnset, kTokens, kSlots, kRows, kDestinations, kSums, kSources, kExperts, kNodes };
 
 // How a value lies on one axis. `dim` says along what a kVarying value is sliced. On the other placements it is set
 // only where ragged rows of all lanes lie together, lane by lane, after a gather: "R(rows)".
@@ -66,12 +68,18 @@ enum class ExpertLayout : uint8_t { kAny, kTensorParallel, kWhole };
 
 enum class When : uint8_t { kAlways, kTensorParallel, kWhole };
 
+// Which part of an exchange over EP a step is: all of it, or one of its two levels where the EP group covers several
+// nodes. kPeers goes between nodes, among ranks with the same local index: V(sources) <-> V(nodes). kNode goes on
+// inside a node: V(nodes) <-> V(experts).
+enum class Level : uint8_t { kAll, kPeers, kNode };
+
 struct Step {
   StepKind kind = StepKind::kCopy;
   comm::Axis axis = comm::Axis::kTp;  // kTp or kEp; set by the parser to the only choice where there is one
   Dim dim = Dim::kUnset;
   Placement to = Placement::kUnset;
   When when = When::kAlways;
+  Level level = Level::kAll;  // of an exchange
   // Backward only: the transposed map of kDispatch, kCombine, kExperts, kExpand, kFold.
   bool transposed = false;
   int line = 0;  // in the file it came from, 1-based; 0: none
@@ -107,10 +115,14 @@ struct TypedOrder {
   bool is_ragged() const;
   // True when tokens travel once per destination and are folded there.
   bool is_deduplicated() const;
+  // True when some exchange goes level by level, so that the layer needs a group for each.
+  bool has_levels() const;
   // The TP type of the rows that are multiplied by the route weights, in combine or in fold: that of the weights'
   // gradient.
   AxisType weighted_rows() const;
 };
+
+inline bool IsExchange(StepKind kind) { return kind == StepKind::kAllToAll || kind == StepKind::kAllToAllV; }
 
 // The steps that an order with chunks runs chunk by chunk: from the first exchange to the last.
 struct ChunkedSteps {
@@ -128,11 +140,13 @@ absl::string_view DimName(Dim dim);
 absl::string_view StepKindName(StepKind kind);
 // "tensor_parallel", "whole", "any".
 absl::string_view ExpertLayoutName(ExpertLayout layout);
+// "all", "peers", "node".
+absl::string_view LevelName(Level level);
 // "I", "V(slots)".
 std::string TypeName(const AxisType& type);
 // "slots tp=V(slots) ep=V(experts)".
 std::string TypeName(const ValueType& type);
-// "all_gather(tp, slots)->R", "experts", "dispatch'(slots)".
+// "all_gather(tp, slots)->R", "experts", "dispatch'(slots)", "all_to_all_v(ep.peers)".
 std::string StepName(const Step& step);
 
 // The type of the gradient of a value of this type.

@@ -151,6 +151,17 @@ TEST(OrderScheduleTest, PermutationIndexIsTheTranspose) {
   EXPECT_THAT(PermutationIndex({kExpert, kLane, kSlot}, {kExpert, kLane, kSlot}, extents),
               ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
   EXPECT_TRUE(PermutationIndex({kExpert, kSlot}, {kExpert, kSlot}, {.experts = 4, .slots = 0}).empty());
+  // Chunks of two and one of a rank's three experts, on two ranks.
+  const RowExtents uneven = {.experts = 4, .slots = 1, .chunks = 2, .chunk_experts = {2, 1}};
+  EXPECT_THAT(PermutationIndex({kExpert, kChunk, kSlot}, {kChunk, kExpert, kSlot}, uneven),
+              ElementsAre(0, 2, 3, 5, 1, 4));
+}
+
+TEST(OrderScheduleTest, BlockTransposeAndBack) {
+  // [2 nodes][3 local indices].
+  EXPECT_THAT(BlockTransposeIndex({2, 0, 1, 1, 2, 0}, 3, false), ElementsAre(0, 1, 3, 4, 5, 2));
+  EXPECT_THAT(BlockTransposeIndex({2, 0, 1, 1, 2, 0}, 3, true), ElementsAre(0, 1, 5, 2, 3, 4));
+  EXPECT_TRUE(BlockTransposeIndex({0, 0}, 1, true).empty());
 }
 
 // The built-in orders slice without copying, and permute only around the experts.

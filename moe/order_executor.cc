@@ -13,6 +13,10 @@ namespace {
 
 bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
 
+bool IsPartOfExchange(const Action& action) {
+  return action.kind == ActionKind::kExchange || action.kind == ActionKind::kRegroup;
+}
+
 // The matrices of `count` experts from `first` on.
 template <typename View>
 ExpertTensors<View> ChunkOf(const ExpertTensors<View>& all, int64_t first, int64_t count) {
@@ -57,8 +61,7 @@ absl::Status OrderExecutor::RunAll() {
     EK_RETURN_IF_ERROR(WaitForExchanges(action));
     EK_RETURN_IF_ERROR(RunAction(action));
     if (action.ends_step && in_.observer) in_.observer(action.step, Read(action.out));
-    const bool exchanged = action.kind == ActionKind::kExchange && in_.exchange_stream != nullptr;
-    for (int buffer : action.release) EK_RETURN_IF_ERROR(Release(buffer, exchanged ? *in_.exchange_stream : stream_));
+    for (int buffer : action.release) EK_RETURN_IF_ERROR(Release(buffer, StreamOf(action)));
   }
   return absl::OkStatus();
 }
@@ -69,8 +72,12 @@ absl::Status OrderExecutor::Allocate(int buffer) {
   return absl::OkStatus();
 }
 
+Stream& OrderExecutor::StreamOf(const Action& action) {
+  return IsPartOfExchange(action) && in_.exchange_stream != nullptr ? *in_.exchange_stream : stream_;
+}
+
 absl::Status OrderExecutor::WaitForExchanges(const Action& action) {
-  if (action.kind == ActionKind::kExchange) return absl::OkStatus();  // in order on the exchange stream
+  if (IsPartOfExchange(action)) return absl::OkStatus();  // in order on the exchange stream
   for (int buffer : {action.in.buffer, action.out.buffer, action.saved_rows.buffer}) {
     if (buffer < 0) continue;
     for (Event* event : arriving_[buffer]) EK_RETURN_IF_ERROR(stream_.Wait(event));
@@ -122,7 +129,7 @@ TensorView OrderExecutor::ScratchView(int buffer) const {
   return scratch.Reshaped(Shape({scratch.num_elements()}));
 }
 
-ConstTensorView OrderExecutor::IndexView(const char* map, const ValueType& type, const RowNesting& from,
+ConstTensorView OrderExecutor::IndexView(absl::string_view map, const ValueType& type, const RowNesting& from,
                                          const RowNesting& to, const std::function<std::vector<int32_t>()>& make,
                                          Shape shape) {
   const std::string key = absl::StrCat(map, "/", TypeName(type), "/", NestingName(from), "/", NestingName(to));
@@ -144,6 +151,8 @@ absl::Status OrderExecutor::RunAction(const Action& action) {
       return CombineTransposed(action);
     case ActionKind::kPermute:
       return Permute(action);
+    case ActionKind::kRegroup:
+      return Regroup(action);
     case ActionKind::kExpand:
       return Expand(action);
     case ActionKind::kExpandTransposed:
@@ -239,9 +248,18 @@ absl::Status OrderExecutor::CombineTransposed(const Action& action) {
 absl::Status OrderExecutor::Permute(const Action& action) {
   const RowsRef &from = action.in, &to = action.out;
   const ConstTensorView index = IndexView(
-      "permute", from.type, from.nesting, to.nesting,
-      [&] { return in_.maps->Permutation(from.type, from.nesting, to.nesting); }, Shape({to.rows}));
+      absl::StrCat("permute", action.chunk), from.type, from.nesting, to.nesting,
+      [&] { return in_.maps->Permutation(from.type, from.nesting, to.nesting, action.chunk); }, Shape({to.rows}));
   return GatherRows(Read(from), index, Write(to), stream_);
+}
+
+absl::Status OrderExecutor::Regroup(const Action& action) {
+  const ConstTensorView index = IndexView(
+      absl::StrCat("regroup", action.chunk, action.back ? "b" : "f"), action.in.type, {}, {},
+      [&] { return in_.maps->Regrouping(action.in.type, action.chunk, action.back); }, Shape({action.out.rows}));
+  EK_RETURN_IF_ERROR(BeginExchange());
+  EK_RETURN_IF_ERROR(GatherRows(Read(action.in), index, Write(action.out), StreamOf(action)));
+  return EndExchange(action.out.buffer);
 }
 
 absl::Status OrderExecutor::Expand(const Action& action) {
@@ -268,30 +286,29 @@ absl::Status OrderExecutor::Experts(const Action& action) {
                            .sources = std::max(1, in_.maps->sizes.canonical_sources),
                            .positions_per_source = in_.maps->PositionsPerSource(),
                            .scratch = ScratchView(action.scratch)};
-  const std::vector<int64_t> counts = in_.maps->RowsOfExpert(action.in.type);
+  const std::vector<int64_t> counts = in_.maps->RowsOfExpert(action.in.type, action.chunk);
   ExpertShape shape = in_.experts;
-  shape.local_experts /= in_.maps->sizes.chunks;
-  const ExpertWeights weights = ChunkOf(in_.weights, action.chunk * shape.local_experts, shape.local_experts);
+  const ExpertRange range = ChunkOfExperts(shape.local_experts, in_.maps->sizes.chunks, action.chunk);
+  shape.local_experts = range.size;
+  const ExpertWeights weights = ChunkOf(in_.weights, range.begin, range.size);
   if (action.kind == ActionKind::kExperts) {
     return ExpertsForward(shape, weights, Read(action.in), counts, work, Write(action.out), stream_);
   }
   if (action.recompute) {
     EK_RETURN_IF_ERROR(ExpertsRecompute(shape, weights, Read(action.saved_rows), counts, work, stream_));
   }
-  const ExpertGradients gradients = ChunkOf(in_.gradients, action.chunk * shape.local_experts, shape.local_experts);
-  return ExpertsBackward(shape, weights, Read(action.saved_rows), counts, in_.maps->Positions(), work, Read(action.in),
-                         Write(action.out), gradients, stream_);
+  const ExpertGradients gradients = ChunkOf(in_.gradients, range.begin, range.size);
+  return ExpertsBackward(shape, weights, Read(action.saved_rows), counts, in_.maps->Positions(action.chunk), work,
+                         Read(action.in), Write(action.out), gradients, stream_);
 }
 
-std::vector<int64_t> OrderExecutor::LaneCounts(const ValueType& type) const {
+std::vector<int64_t> OrderExecutor::LaneCounts(const Action& action) const {
   const OrderSizes& sizes = in_.maps->sizes;
   std::vector<int64_t> counts(sizes.tp, 0);
-  if (type.form == Dim::kTokens) {
+  if (action.in.type.form == Dim::kTokens) {
     for (int lane = 0; lane < sizes.tp; ++lane) counts[lane] = OwnTokens(sizes.tokens, sizes.tp, lane).size();
-  } else if (type.form == Dim::kRows) {
-    counts = in_.maps->receive.rows_of_lane;
   } else {
-    counts = in_.maps->dedup_receive.rows_of_lane;
+    counts = in_.maps->RowsOfLane(action.chunk);
   }
   for (int64_t& count : counts) count *= sizes.hidden;
   return counts;
@@ -302,7 +319,7 @@ absl::Status OrderExecutor::Gather(const Action& action) {
   const bool even =
       type.form == Dim::kSlots || (type.form == Dim::kTokens && in_.maps->sizes.tokens % in_.maps->sizes.tp == 0);
   if (even) return in_.tp->AllGather(Read(action.in), Write(action.out), stream_);
-  return in_.tp->AllGatherV(Read(action.in), Write(action.out), LaneCounts(type), stream_);
+  return in_.tp->AllGatherV(Read(action.in), Write(action.out), LaneCounts(action), stream_);
 }
 
 absl::Status OrderExecutor::ReduceScatter(const Action& action) {
@@ -311,23 +328,23 @@ absl::Status OrderExecutor::ReduceScatter(const Action& action) {
       type.form == Dim::kSlots || (type.form == Dim::kTokens && in_.maps->sizes.tokens % in_.maps->sizes.tp == 0);
   constexpr comm::ReduceOp kSum = comm::ReduceOp::kSum;
   if (even) return in_.tp->ReduceScatter(Read(action.in), Write(action.out), kSum, stream_);
-  return in_.tp->ReduceScatterV(Read(action.in), Write(action.out), LaneCounts(type), kSum, stream_);
+  return in_.tp->ReduceScatterV(Read(action.in), Write(action.out), LaneCounts(action), kSum, stream_);
 }
 
 absl::Status OrderExecutor::Exchange(const Action& action) {
-  Stream& stream = in_.exchange_stream != nullptr ? *in_.exchange_stream : stream_;
+  Stream& stream = StreamOf(action);
+  const Level level = (*in_.program)[action.step].step.level;
+  comm::Communicator* group = level == Level::kPeers ? in_.ep_peers : level == Level::kNode ? in_.ep_node : in_.ep;
+  EK_RETURN_IF_ERROR(BeginExchange());
   if (action.in.type.form == Dim::kSlots) {
-    EK_RETURN_IF_ERROR(BeginExchange());
-    EK_RETURN_IF_ERROR(in_.ep->AllToAll(Read(action.in), Write(action.out), stream));
+    EK_RETURN_IF_ERROR(group->AllToAll(Read(action.in), Write(action.out), stream));
     return EndExchange(action.out.buffer);
   }
-  const bool dedup = in_.maps->deduplicated;
-  std::vector<int64_t> sent = dedup ? in_.maps->dedup_send.rows_to : in_.maps->send.rows_to;
-  std::vector<int64_t> received = dedup ? in_.maps->dedup_receive.rows_from : in_.maps->receive.rows_from;
-  if (action.in.type.ep.dim == Dim::kExperts) std::swap(sent, received);
-  for (int64_t& count : sent) count *= in_.maps->sizes.hidden;
-  for (int64_t& count : received) count *= in_.maps->sizes.hidden;
-  return in_.ep->AllToAllV(Read(action.in), sent, Write(action.out), received, stream_);
+  RowMaps::ExchangeCounts counts = in_.maps->CountsOf(action.in.type, level, action.chunk);
+  for (int64_t& count : counts.sent) count *= in_.maps->sizes.hidden;
+  for (int64_t& count : counts.received) count *= in_.maps->sizes.hidden;
+  EK_RETURN_IF_ERROR(group->AllToAllV(Read(action.in), counts.sent, Write(action.out), counts.received, stream));
+  return EndExchange(action.out.buffer);
 }
 
 }  // namespace evenkeel::moe

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/experts.h"
@@ -48,7 +49,10 @@ struct ExecutorInput {
   const RowMaps* maps = nullptr;
   comm::Communicator* tp = nullptr;  // null: group of one
   comm::Communicator* ep = nullptr;
-  Stream* exchange_stream = nullptr;  // null: exchanges go on the executor's stream like everything else
+  comm::Communicator* ep_node = nullptr;  // of orders that exchange by level
+  comm::Communicator* ep_peers = nullptr;
+  // For exchanges and what regroups their rows; null: they go on the executor's stream like everything else.
+  Stream* exchange_stream = nullptr;
   std::vector<std::unique_ptr<Event>>* events = nullptr;  // keeps events alive; with exchange_stream
   ExpertShape experts;
   ExpertWeights weights;
@@ -78,6 +82,7 @@ class OrderExecutor {
   absl::Status RunAction(const Action& action);
   absl::Status Allocate(int buffer);
   absl::Status Release(int buffer, Stream& stream);
+  Stream& StreamOf(const Action& action);
   // Edges between the two streams, where there are two.
   absl::Status WaitForExchanges(const Action& action);
   absl::Status BeginExchange();
@@ -88,6 +93,7 @@ class OrderExecutor {
   absl::Status Combine(const Action& action);
   absl::Status CombineTransposed(const Action& action);
   absl::Status Permute(const Action& action);
+  absl::Status Regroup(const Action& action);
   absl::Status Expand(const Action& action);
   absl::Status FoldTransposed(const Action& action);
   absl::Status Experts(const Action& action);
@@ -100,12 +106,12 @@ class OrderExecutor {
   TensorView Work(int buffer) const;
   TensorView ScratchView(int buffer) const;
   // Elements that each lane has of a value, where lanes may differ.
-  std::vector<int64_t> LaneCounts(const ValueType& type) const;
+  std::vector<int64_t> LaneCounts(const Action& action) const;
   // The sum of a token's rows in the canonical tree over expert ids.
   absl::Status SumOverExperts(const Action& action, const RowsRef& rows, bool weighted);
   // Routes [first, first + tokens) of combine's own tokens: a window of a per-route array.
   std::pair<int64_t, int64_t> RouteWindow(const ValueType& rows) const;
-  ConstTensorView IndexView(const char* map, const ValueType& type, const RowNesting& from, const RowNesting& to,
+  ConstTensorView IndexView(absl::string_view map, const ValueType& type, const RowNesting& from, const RowNesting& to,
                             const std::function<std::vector<int32_t>()>& make, Shape shape);
 
   ExecutorInput in_;

@@ -249,12 +249,13 @@ class RankCheck {
       segments.insert(segments.end(), sent.segments.begin() + ep_->rank() * block,
                       sent.segments.begin() + (ep_->rank() + 1) * block);
     }
-    EK_ASSIGN_OR_RETURN(maps_.receive, BuildRaggedReceivePlan(receiver, lane, segments));
+    EK_ASSIGN_OR_RETURN(RaggedReceivePlan receive, BuildRaggedReceivePlan(receiver, lane, segments));
+    maps_.receive = {receive};
     RaggedRows rows;
     rows.sent = maps_.send.num_rows();
-    for (int64_t count : maps_.receive.rows_from) rows.arrived += count;
-    rows.gathered = maps_.receive.num_rows();
-    for (int l = 0; l < lane && receiver.gathers_over_tp; ++l) rows.gathered_before += maps_.receive.rows_of_lane[l];
+    for (int64_t count : receive.rows_from) rows.arrived += count;
+    rows.gathered = receive.num_rows();
+    for (int l = 0; l < lane && receiver.gathers_over_tp; ++l) rows.gathered_before += receive.rows_of_lane[l];
     maps_.sizes.rows = rows;
     return absl::OkStatus();
   }

@@ -24,6 +24,7 @@ Order AnyOrder(FuzzInput& input) {
   const AxisType sliced = {Placement::kVarying, Dim::kTokens};
   if (input.Bool()) order.input = sliced;
   if (input.Bool()) order.output = sliced;
+  order.chunks = static_cast<int>(input.Between(1, 2));
   const int64_t steps = input.Between(0, 16);
   for (int64_t i = 0; i < steps; ++i) {
     Step step;
@@ -33,6 +34,7 @@ Order AnyOrder(FuzzInput& input) {
     step.dim = static_cast<Dim>(input.Between(0, static_cast<int>(Dim::kExperts)));
     step.to = static_cast<Placement>(input.Between(0, static_cast<int>(Placement::kPartial)));
     step.when = static_cast<When>(input.Between(0, 2));
+    if (IsExchange(step.kind)) step.level = static_cast<Level>(input.Between(0, 2));
     order.steps.push_back(step);
   }
   return order;
@@ -58,7 +60,10 @@ void CheckAccepted(const Order& order, ExpertLayout layout) {
     EK_CHECK(*after == step.after);
   }
   for (int tp : {1, 2}) {
-    OrderSizes sizes = {.tokens = 6, .hidden = 4, .experts = 4, .top_k = 2, .capacity = 4, .ffn = 8, .tp = tp, .ep = 2};
+    OrderSizes sizes = {
+        .tokens = 6, .hidden = 4, .experts = 12, .top_k = 2, .capacity = 4, .ffn = 8, .tp = tp, .ep = 4};
+    sizes.ep_per_node = order.name.size() % 2 == 0 ? 2 : 0;
+    if (order.chunks > 3) return;  // more than a rank's experts: refused
     EK_CHECK_OK(DescribeOrder(*typed, sizes));
     const Schedules schedules = BuildSchedules(*typed, sizes);
     CheckBuffers(schedules.forward);

@@ -82,6 +82,7 @@ StepProto::Kind KindToProto(StepKind kind) {
 Dim DimFromProto(DimProto dim) { return static_cast<Dim>(static_cast<int>(dim)); }
 Placement PlacementFromProto(PlacementProto placement) { return static_cast<Placement>(static_cast<int>(placement)); }
 static_assert(static_cast<int>(Dim::kSums) == SUMS && static_cast<int>(Dim::kTokens) == TOKENS);
+static_assert(static_cast<int>(Level::kPeers) == PEERS && static_cast<int>(Level::kNode) == NODE);
 static_assert(static_cast<int>(Placement::kPartial) == PARTIAL && static_cast<int>(Placement::kInvariant) == INVARIANT);
 
 // Which fields a kind has: wanted ones must be there, others must not.
@@ -117,10 +118,13 @@ Fields FieldsOf(StepKind kind) {
 absl::Status CheckFields(const StepProto& proto, const Step& step, int number, absl::string_view source) {
   const std::string where = absl::StrCat("step ", number, " (", StepKindName(step.kind), ")");
   const Fields wants = FieldsOf(step.kind);
-  const bool exchange = step.kind == StepKind::kAllToAll || step.kind == StepKind::kAllToAllV;
+  const bool exchange = IsExchange(step.kind);
   if (!wants.axis && proto.has_axis()) return ErrorAt(source, step.line, where + " has no axis");
   if (exchange && step.axis != comm::Axis::kEp) {
     return ErrorAt(source, step.line, where + " has axis TP, wants EP: rows go to the ranks that hold their experts");
+  }
+  if (!exchange && proto.has_level()) {
+    return ErrorAt(source, step.line, where + " has no level; only exchanges go level by level");
   }
   if (wants.dim && step.dim == Dim::kUnset) return ErrorAt(source, step.line, where + " lacks its dim");
   if (!wants.dim && proto.has_dim()) return ErrorAt(source, step.line, where + " has no dim");
@@ -140,7 +144,8 @@ absl::StatusOr<Step> StepFromProto(const StepProto& proto, int number, int line,
   }
   Step step;
   step.kind = KindFromProto(proto.kind());
-  const bool exchange = step.kind == StepKind::kAllToAll || step.kind == StepKind::kAllToAllV;
+  const bool exchange = IsExchange(step.kind);
+  step.level = static_cast<Level>(static_cast<int>(proto.level()));
   step.axis = proto.axis() == EP || (exchange && proto.axis() == AXIS_UNSET) ? comm::Axis::kEp : comm::Axis::kTp;
   step.dim = DimFromProto(proto.dim());
   step.to = PlacementFromProto(proto.to());
@@ -238,6 +243,7 @@ std::string FormatOrder(const Order& order) {
     if (fields.dim && step.dim <= Dim::kSums) proto.set_dim(static_cast<DimProto>(static_cast<int>(step.dim)));
     const bool addends = step.kind == StepKind::kCombine && step.to == Placement::kPartial;
     if (fields.to || addends) proto.set_to(static_cast<PlacementProto>(static_cast<int>(step.to)));
+    if (step.level != Level::kAll) proto.set_level(static_cast<LevelProto>(static_cast<int>(step.level)));
     if (step.when != When::kAlways) proto.set_when(static_cast<StepProto::When>(static_cast<int>(step.when)));
     absl::StrAppend(&text, "step { ", proto.ShortDebugString(), " }\n");
   }

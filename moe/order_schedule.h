@@ -4,31 +4,22 @@
 // which nesting its rows lie, when memory is taken and given back. The executor only walks it, so the predicted peak is
 // the counted one.
 //
-// Rows of a padded value nest lanes, sources, experts and slots in some order, outermost first. Most steps only change
-// that nesting, not the bytes: an all-gather over TP puts lanes outermost, an exchange turns the outermost experts into
-// sources, a slice is a view of the own lane where lanes are outermost. Rows are really permuted only where the experts
-// need theirs contiguous, or where a step needs another outermost tag.
-//
 //   Schedules schedules = BuildSchedules(typed, sizes);
 //   for (const Action& action : schedules.forward.actions) ...
 #ifndef EVENKEEL_MOE_ORDER_SCHEDULE_H_
 #define EVENKEEL_MOE_ORDER_SCHEDULE_H_
 
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/order_cost.h"
+#include "evenkeel/moe/order_sizes.h"
+#include "evenkeel/moe/row_nesting.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 
 namespace evenkeel::moe {
-
-enum class RowTag : uint8_t { kLane, kSource, kExpert, kSlot, kChunk };
-// Outermost first; without kLane when the value is sliced over TP, without kSource at the source; with kChunk where all
-// chunks of an order with chunks lie together.
-using RowNesting = std::vector<RowTag>;
 
 struct BufferSpec {
   int64_t rows = 0;
@@ -53,6 +44,7 @@ enum class ActionKind : uint8_t {
   kCombine,             // rows -> tokens, weighted
   kCombineTransposed,   // tokens -> rows, weighted; and the weights' gradients
   kPermute,             // rows to another nesting
+  kRegroup,             // blocks [node][local index] to [local index][node], and back
   kExpand,              // one row per destination -> one per route
   kExpandTransposed,    // and back, summed
   kFold,                // one row per route -> one per destination, weighted and summed
@@ -62,7 +54,7 @@ enum class ActionKind : uint8_t {
   kAllGather,
   kAllReduce,  // in place when in and out are the same rows
   kReduceScatter,
-  kExchange,  // all_to_all or all_to_all_v
+  kExchange,  // all_to_all or all_to_all_v, or one level of it
   kCopy,
 };
 
@@ -75,7 +67,8 @@ struct Action {
   // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of experts, combine or fold.
   int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1, scratch = -1;
   RowsRef saved_rows;
-  int chunk = 0;              // experts: of which chunk
+  int chunk = kAllChunks;     // of which chunk the rows are; 0 in an order without chunks
+  bool back = false;          // regroup: to [node][local index]
   bool recompute = false;     // experts' backward: `pre` and `gate` are to be computed first
   std::vector<int> allocate;  // before the action
   std::vector<int> release;   // after it
@@ -118,20 +111,6 @@ struct Schedules {
 
 // `sizes` passed CheckOrderSizes.
 Schedules BuildSchedules(const TypedOrder& order, const OrderSizes& sizes);
-
-// Extents of the tags of a padded value.
-struct RowExtents {
-  // experts: of one chunk; local ones at the experts. slots: c / T.
-  int64_t lanes = 1, sources = 1, experts = 1, slots = 1, chunks = 1;
-  int64_t of(RowTag tag) const;
-};
-RowExtents ExtentsOf(const ValueType& type, const OrderSizes& sizes);
-
-// For each row in nesting `to`, its number in nesting `from`. Both hold the same tags.
-std::vector<int32_t> PermutationIndex(const RowNesting& from, const RowNesting& to, const RowExtents& extents);
-
-// "lane,source,expert,slot".
-std::string NestingName(const RowNesting& nesting);
 
 }  // namespace evenkeel::moe
 

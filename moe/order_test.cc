@@ -71,7 +71,7 @@ TEST(BuiltinOrdersTest, UnknownNameListsWhatIsLinked) {
                                               AllOf(HasSubstr("'refrence'"), HasSubstr("reference, drop_gather"))));
 }
 
-TEST(BuiltinOrdersTest, OverlappedIsAnyPaddedOrderInChunks) {
+TEST(BuiltinOrdersTest, OverlappedIsAnOrderInChunks) {
   ASSERT_OK_AND_ASSIGN(const Order order, FindOrder("overlapped(fused:4)"));
   EXPECT_EQ(order.chunks, 4);
   EXPECT_EQ(order.name, "overlapped(fused:4)");
@@ -80,7 +80,31 @@ TEST(BuiltinOrdersTest, OverlappedIsAnyPaddedOrderInChunks) {
   EXPECT_THAT(FindOrder("overlapped(fused:0)"), StatusIs(kInvalid, HasSubstr("chunks must be 1 to")));
   EXPECT_THAT(FindOrder("overlapped(fused:x)"), StatusIs(kInvalid, HasSubstr("chunks must be 1 to")));
   EXPECT_THAT(FindOrder("overlapped(what)"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'what'")));
-  EXPECT_THAT(FindOrder("overlapped(token_sliced)"), StatusIs(kInvalid, HasSubstr("only padded orders")));
+  EXPECT_EQ(FindOrder("overlapped(token_sliced:3)")->chunks, 3);
+  // A row per destination serves experts of several chunks.
+  EXPECT_THAT(FindOrder("overlapped(dedup)"),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 3 (all_to_all_v(ep))"), HasSubstr("would be sent for each"))));
+}
+
+TEST(BuiltinOrdersTest, TwoLevelSplitsEveryExchange) {
+  EXPECT_THAT(Names(Typed("two_level(fused)").forward),
+              ElementsAre("dispatch(slots)", "slice(tp, slots)", "all_to_all(ep.peers)", "all_to_all(ep.node)",
+                          "all_gather(tp, slots)->R", "experts", "reduce_scatter(tp, slots)", "all_to_all(ep.node)",
+                          "all_to_all(ep.peers)", "all_gather(tp, slots)->I", "combine"));
+  EXPECT_THAT(Names(Typed("two_level(dedup)", ExpertLayout::kWhole).backward),
+              ElementsAre("slice(tp, tokens)", "combine'", "all_to_all_v(ep.peers)", "all_to_all_v(ep.node)", "fold'",
+                          "experts'", "expand'", "all_to_all_v(ep.node)", "all_to_all_v(ep.peers)",
+                          "dispatch'(destinations)", "all_gather(tp, tokens)->I"));
+  ASSERT_OK_AND_ASSIGN(const Order both, FindOrder("overlapped(two_level(token_sliced):3)"));
+  EXPECT_EQ(both.name, "overlapped(two_level(token_sliced):3)");
+  EXPECT_EQ(both.chunks, 3);
+  EXPECT_EQ(FindOrder("two_level(overlapped(fused:3))")->chunks, 3);
+  ASSERT_OK_AND_ASSIGN(const Order again, ParseOrder(FormatOrder(both), "again"));
+  ASSERT_EQ(again.steps.size(), both.steps.size());
+  for (size_t i = 0; i < again.steps.size(); ++i) EXPECT_EQ(again.steps[i].level, both.steps[i].level);
+  EXPECT_THAT(FindOrder("two_level(two_level(fused))"), StatusIs(kInvalid, HasSubstr("by level already")));
+  EXPECT_THAT(FindOrder("two_level(nope)"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'nope'")));
+  EXPECT_THAT(FindOrder(std::string(400, 'x')), StatusIs(absl::StatusCode::kNotFound, HasSubstr("at most 64 bytes")));
 }
 
 TEST(BuiltinOrdersTest, AUsersOrderIsFoundByName) {
@@ -255,6 +279,38 @@ TEST(OrderTypesTest, SlicedTokensAtBothEnds) {
   EXPECT_OK(Check(text, ExpertLayout::kWhole));
 }
 
+// Half an exchange is no exchange, and its levels go in one order.
+TEST(OrderTypesTest, LevelsOutOfPlace) {
+  const auto reference_with = [](const std::vector<std::string>& out, const std::vector<std::string>& back) {
+    std::vector<std::string> steps = ReferenceSteps();
+    steps.erase(steps.begin() + 5);
+    steps.insert(steps.begin() + 5, back.begin(), back.end());
+    steps.erase(steps.begin() + 1);
+    steps.insert(steps.begin() + 1, out.begin(), out.end());
+    return Check(Text(steps));
+  };
+  const std::string peers = "kind: ALL_TO_ALL level: PEERS", node = "kind: ALL_TO_ALL level: NODE",
+                    all = "kind: ALL_TO_ALL";
+  EXPECT_OK(reference_with({peers, node}, {node, peers}));
+  EXPECT_OK(reference_with({peers, node}, {all}));
+  EXPECT_OK(reference_with({all}, {node, peers}));
+  EXPECT_THAT(reference_with({node, peers}, {all}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 2 (all_to_all(ep.node)) at line 3"),
+                                       HasSubstr("ep is V(sources), wants V(nodes) or V(experts)"),
+                                       HasSubstr("between nodes (level PEERS) first"))));
+  EXPECT_THAT(reference_with({all}, {peers, node}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 6 (all_to_all(ep.peers))"),
+                                       HasSubstr("ep is V(experts), wants V(sources) or V(nodes)"),
+                                       HasSubstr("inside the node (level NODE) first"))));
+  EXPECT_THAT(reference_with({peers}, {all}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 3 (copy(tp))"), HasSubstr("ep is V(nodes)"),
+                                       HasSubstr("the exchange is half done"))));
+  EXPECT_THAT(reference_with({peers, all}, {all}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 3 (all_to_all(ep))"), HasSubstr("half done"))));
+  EXPECT_THAT(reference_with({all}, {node}),
+              StatusIs(kInvalid, AllOf(HasSubstr("(combine)"), HasSubstr("ep is V(nodes), wants V(sources)"))));
+}
+
 TEST(OrderTypesTest, RefusesRowsOutOfPlace) {
   // Ragged rows sliced at the source.
   EXPECT_THAT(Check(Text({"kind: DISPATCH dim: ROWS", "kind: SLICE axis: TP dim: ROWS"})),
@@ -299,6 +355,10 @@ TEST(OrderParserTest, NamesFileAndLine) {
               StatusIs(kInvalid, HasSubstr("has no axis")));
   EXPECT_THAT(ParseOrder("name: \"a\"\nstep { kind: ALL_TO_ALL axis: TP }\n", "x"),
               StatusIs(kInvalid, HasSubstr("wants EP")));
+  EXPECT_THAT(ParseOrder("name: \"a\"\nstep { kind: COPY level: NODE }\n", "x"),
+              StatusIs(kInvalid, HasSubstr("x:2: step 1 (copy) has no level; only exchanges")));
+  EXPECT_THAT(ParseOrder("name: \"a\"\nstep { kind: ALL_TO_ALL level: RACK }\n", "x"),
+              StatusIs(kInvalid, AllOf(HasSubstr("x:2:"), HasSubstr("RACK"))));
   EXPECT_THAT(ParseOrder("name: \"a\"\nstep { kind: COPY to: PARTIAL }\n", "x"),
               StatusIs(kInvalid, HasSubstr("which it cannot")));
   EXPECT_THAT(ParseOrder("name: \"a\"\nstep { kind: DISPATCH dim: SLOTS\n", "x"),

@@ -65,10 +65,15 @@ absl::Status CheckRaggedRows(const Step& step, const ValueType& before) {
                "the rows do not belong to lanes; slice tokens before the dispatch");
 }
 
+constexpr absl::string_view kHalfDone = "the exchange is half done, its other level is missing before this step";
+
 // slice, all_gather, copy, all_reduce, reduce_scatter: one axis changes its placement.
 absl::StatusOr<ValueType> TypeAfterPlacementStep(const Step& step, const ValueType& before) {
   const bool on_ep = step.axis == comm::Axis::kEp;
   const char* axis = on_ep ? "ep" : "tp";
+  if (before.ep == V(Dim::kNodes)) {
+    return Found("ep", TypeName(before.ep), "V(sources) or V(experts)", kHalfDone);
+  }
   ValueType after = before;
   AxisType& placement = on_ep ? after.ep : after.tp;
   const bool moves_rows =
@@ -104,6 +109,19 @@ absl::StatusOr<ValueType> TypeAfterPlacementStep(const Step& step, const ValueTy
   return after;
 }
 
+// Where rows are on EP behind an exchange: its two ends swapped.
+absl::StatusOr<AxisType> EpAfterExchange(Level level, const AxisType& before) {
+  const AxisType source_end = V(level == Level::kNode ? Dim::kNodes : Dim::kSources);
+  const AxisType expert_end = V(level == Level::kPeers ? Dim::kNodes : Dim::kExperts);
+  if (before == source_end) return expert_end;
+  if (before == expert_end) return source_end;
+  absl::string_view hint;
+  if (level == Level::kAll && before == V(Dim::kNodes)) hint = kHalfDone;
+  if (level == Level::kNode) hint = "rows go between nodes (level PEERS) first";
+  if (level == Level::kPeers) hint = "on their way back rows go inside the node (level NODE) first";
+  return Found("ep", TypeName(before), absl::StrCat(TypeName(source_end), " or ", TypeName(expert_end)), hint);
+}
+
 // all_to_all(_v): by source <-> by expert. Lane by lane with expert TP; across lanes without, so each lane may bring
 // a row only once.
 absl::StatusOr<ValueType> TypeAfterExchange(const Step& step, const ValueType& before, ExpertLayout layout) {
@@ -113,20 +131,19 @@ absl::StatusOr<ValueType> TypeAfterExchange(const Step& step, const ValueType& b
                  before.form == Dim::kSlots ? "padded buffers go by all_to_all" : "");
   }
   ValueType after = before;
-  const bool to_experts = before.ep == V(Dim::kSources);
-  if (!to_experts) EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kExperts)));
-  after.ep = V(to_experts ? Dim::kExperts : Dim::kSources);
+  EK_ASSIGN_OR_RETURN(after.ep, EpAfterExchange(step.level, before.ep));
   if (before.tp.placement != Placement::kVarying && before.tp.dim != Dim::kUnset) {
     return Found("tp", TypeName(before.tp), absl::StrCat("V(", DimName(before.form), ")"),
                  "the rows of all lanes are here; each lane exchanges its own");
   }
   if (layout == ExpertLayout::kWhole) {
-    const AxisType wanted = V(to_experts ? before.form : Dim::kExperts);
-    if (!(before.tp == wanted)) {
-      return Found("tp", TypeName(before.tp), TypeName(wanted),
+    // Rows leave their lanes where they reach or leave the rank of their expert.
+    const auto lanes = [&](const AxisType& ep) { return V(ep == V(Dim::kExperts) ? Dim::kExperts : before.form); };
+    if (!(before.tp == lanes(before.ep))) {
+      return Found("tp", TypeName(before.tp), TypeName(lanes(before.ep)),
                    "with whole experts the EP group spans lanes, so every expert would see each row T times");
     }
-    after.tp = V(to_experts ? Dim::kExperts : before.form);
+    after.tp = lanes(after.ep);
   }
   return after;
 }
@@ -238,6 +255,21 @@ absl::Status CheckOnce(const Order& order, const std::vector<TypedStep>& forward
   return absl::OkStatus();
 }
 
+// Chunks are of experts. A row per destination serves several of them: it would travel once for each chunk, and its
+// sums would be added up in another order.
+absl::Status CheckChunks(const Order& order, const std::vector<TypedStep>& forward) {
+  for (const TypedStep& typed : forward) {
+    if (!IsExchange(typed.step.kind) || (typed.before.form != Dim::kDestinations && typed.before.form != Dim::kSums)) {
+      continue;
+    }
+    return AtStep(order, typed.origin, typed.step,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "in ", order.chunks, " chunks of experts one of these ", DimName(typed.before.form),
+                      " would be sent for each chunk that has an expert of its token; only slots and rows can")));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckEnd(const Order& order, const ValueType& end) {
   const ValueType wanted = {.form = Dim::kTokens, .tp = order.output};
   if (end == wanted) return absl::OkStatus();
@@ -298,10 +330,7 @@ absl::StatusOr<TypedOrder> CheckOrder(const Order& order, ExpertLayout layout) {
   }
   EK_RETURN_IF_ERROR(CheckOnce(order, typed.forward));
   EK_RETURN_IF_ERROR(CheckEnd(order, type));
-  if (order.chunks > 1 && typed.is_ragged()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("order '", order.name, "' has ", order.chunks, " chunks, which only padded orders can"));
-  }
+  if (order.chunks > 1) EK_RETURN_IF_ERROR(CheckChunks(order, typed.forward));
   typed.backward = DeriveBackward(typed.forward);
   return typed;
 }

@@ -25,13 +25,18 @@ struct SegmentTable {
 };
 
 absl::Status CheckSender(const RoutingDecision& d, const RaggedSender& sender) {
-  if (sender.ep_size < 1 || sender.tp_size < 1 || sender.lane < 0 || sender.lane >= sender.tp_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no lane ", sender.lane, " of ", sender.tp_size, " with EP size ", sender.ep_size));
+  if (sender.ep_size < 1 || sender.tp_size < 1 || sender.lane < 0 || sender.lane >= sender.tp_size ||
+      sender.chunks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("no lane ", sender.lane, " of ", sender.tp_size, " with EP size ",
+                                                   sender.ep_size, ", ", sender.chunks, " chunks"));
   }
   if (d.num_experts < 1 || d.num_experts % sender.ep_size != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("EP size ", sender.ep_size, " does not divide ", d.num_experts, " experts"));
+  }
+  if (sender.chunks > d.num_experts / sender.ep_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(sender.chunks, " chunks of ", d.num_experts / sender.ep_size, " local experts"));
   }
   if (d.num_tokens < 0 || d.top_k < 1 || (d.slot_classes != 1 && d.slot_classes != d.top_k)) {
     return absl::InvalidArgumentError(
@@ -87,15 +92,29 @@ std::vector<int64_t> FirstSlots(const std::vector<int64_t>& segments, const Segm
   return first;
 }
 
-// For one lane: where the rows of each (expert, class) begin when rows lie in order (expert, slot).
+// Calls visit(chunk, destination, expert) for every expert in the order in which rows lie.
+template <typename Visit>
+void ForExpertsByChunk(int64_t num_experts, const RaggedSender& sender, Visit visit) {
+  const int64_t local_experts = num_experts / sender.ep_size;
+  for (int chunk = 0; chunk < sender.chunks; ++chunk) {
+    const ExpertRange range = ChunkOfExperts(local_experts, sender.chunks, chunk);
+    for (int to = 0; to < sender.ep_size; ++to) {
+      for (int64_t i = 0; i < range.size; ++i) visit(chunk, to, to * local_experts + range.begin + i);
+    }
+  }
+}
+
+// For one lane: where the rows of each (expert, class) begin when rows lie in order (chunk, expert, slot).
 std::vector<int64_t> FirstRows(const std::vector<int64_t>& segments, const SegmentTable& table, int64_t experts,
-                               int lane) {
+                               const RaggedSender& sender) {
   std::vector<int64_t> first(experts * table.classes);
   int64_t row = 0;
-  for (int64_t i = 0; i < experts * table.classes; ++i) {
-    first[i] = row;
-    row += segments[i * table.lanes + lane];
-  }
+  ForExpertsByChunk(experts, sender, [&](int, int, int64_t expert) {
+    for (int64_t i = expert * table.classes; i < (expert + 1) * table.classes; ++i) {
+      first[i] = row;
+      row += segments[i * table.lanes + sender.lane];
+    }
+  });
   return first;
 }
 
@@ -103,7 +122,7 @@ std::vector<int64_t> FirstRows(const std::vector<int64_t>& segments, const Segme
 absl::Status PlaceRows(const RoutingDecision& d, const SegmentTable& table, const RaggedSender& sender,
                        RaggedSendPlan* plan) {
   std::vector<int64_t> next_slot = FirstSlots(plan->segments, table, d.num_experts, sender.lane);
-  std::vector<int64_t> next_row = FirstRows(plan->segments, table, d.num_experts, sender.lane);
+  std::vector<int64_t> next_row = FirstRows(plan->segments, table, d.num_experts, sender);
   for (int64_t token = plan->own.begin; token < plan->own.end; ++token) {
     for (int j = 0; j < d.top_k; ++j) {
       const int64_t r = token * d.top_k + j;
@@ -288,6 +307,11 @@ void AppendExpert(const RaggedReceiver& receiver, int64_t expert, const std::vec
 
 }  // namespace
 
+ExpertRange ChunkOfExperts(int64_t local_experts, int chunks, int chunk) {
+  const int64_t small = local_experts / chunks, larger = local_experts % chunks;
+  return {chunk * small + std::min<int64_t>(chunk, larger), small + (chunk < larger ? 1 : 0)};
+}
+
 TokenRange OwnTokens(int64_t num_tokens, int tp_size, int lane) {
   const int64_t small = num_tokens / tp_size;
   const int64_t longer = num_tokens % tp_size;
@@ -301,14 +325,15 @@ absl::StatusOr<RaggedSendPlan> BuildRaggedSendPlan(const RoutingDecision& decisi
   RaggedSendPlan plan;
   plan.own = OwnTokens(decision.num_tokens, sender.tp_size, sender.lane);
   EK_ASSIGN_OR_RETURN(plan.segments, CountSegments(decision, table));
-  plan.rows_to.assign(sender.ep_size, 0);
-  const int64_t local_experts = decision.num_experts / sender.ep_size;
+  plan.rows_to.assign(int64_t{sender.chunks} * sender.ep_size, 0);
   int64_t rows = 0;
-  for (int64_t segment = 0; segment < int64_t{decision.num_experts} * table.classes; ++segment) {
-    const int64_t count = plan.segments[segment * table.lanes + sender.lane];
-    plan.rows_to[segment / table.classes / local_experts] += count;
-    rows += count;
-  }
+  ForExpertsByChunk(decision.num_experts, sender, [&](int chunk, int to, int64_t expert) {
+    for (int64_t i = expert * table.classes; i < (expert + 1) * table.classes; ++i) {
+      const int64_t count = plan.segments[i * table.lanes + sender.lane];
+      plan.rows_to[int64_t{chunk} * sender.ep_size + to] += count;
+      rows += count;
+    }
+  });
   plan.token_of_row.resize(rows);
   plan.route_of_row.resize(rows);
   plan.row_of_route.assign(plan.own.size() * decision.top_k, -1);
@@ -338,10 +363,24 @@ absl::StatusOr<RaggedReceivePlan> BuildRaggedReceivePlan(const RaggedReceiver& r
   return plan;
 }
 
+std::vector<int64_t> SegmentsOfChunk(const RaggedReceiver& receiver, absl::Span<const int64_t> segments,
+                                     const ExpertRange& chunk) {
+  const int64_t per_expert = int64_t{receiver.slot_classes} * receiver.tp_size;
+  const int64_t per_source = per_expert * receiver.local_experts;
+  std::vector<int64_t> part;
+  for (size_t source = 0; source < receiver.source_lane.size(); ++source) {
+    const auto table = segments.subspan(source * per_source + chunk.begin * per_expert, chunk.size * per_expert);
+    part.insert(part.end(), table.begin(), table.end());
+  }
+  return part;
+}
+
 absl::Status CheckConservation(const RaggedSendPlan& plan, const RoutingDecision& decision,
                                const RaggedSender& sender) {
-  const int64_t local_experts = decision.num_experts / sender.ep_size;
-  std::vector<int64_t> sent(sender.ep_size, 0);
+  std::vector<int64_t> block_of_expert(decision.num_experts), sent(plan.rows_to.size(), 0);
+  ForExpertsByChunk(decision.num_experts, sender, [&](int chunk, int to, int64_t expert) {
+    block_of_expert[expert] = int64_t{chunk} * sender.ep_size + to;
+  });
   for (int64_t r = 0; r < static_cast<int64_t>(plan.row_of_route.size()); ++r) {
     const int64_t global = plan.own.begin * decision.top_k + r;
     const int32_t row = plan.row_of_route[r];
@@ -350,7 +389,7 @@ absl::Status CheckConservation(const RaggedSendPlan& plan, const RoutingDecision
          (row >= plan.num_rows() || plan.route_of_row[row] != r || plan.token_of_row[row] != r / decision.top_k))) {
       return absl::InternalError(absl::StrCat("own route ", r, " with slot ", decision.slot[global], " has row ", row));
     }
-    if (row != -1) ++sent[decision.expert[global] / local_experts];
+    if (row != -1) ++sent[block_of_expert[decision.expert[global]]];
   }
   if (sent != plan.rows_to) return absl::InternalError("rows per destination do not match the decision");
   const int64_t per_expert = int64_t{decision.slot_classes} * sender.tp_size;

@@ -46,20 +46,31 @@ struct TokenRange {
 // divide s here (s may even be below T); an order whose slice and gather steps move equal parts must refuse such s.
 TokenRange OwnTokens(int64_t num_tokens, int tp_size, int lane);
 
+// Experts [begin, begin + size) of a rank's.
+struct ExpertRange {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+// One of `chunks` chunks of a rank's experts: the first n % chunks have one more than the others.
+ExpertRange ChunkOfExperts(int64_t local_experts, int chunks, int chunk);
+
 // Where a sender stands.
 struct RaggedSender {
   int ep_size = 1;  // E: destinations; destination of expert g is g / (e / E)
   int tp_size = 1;  // T
   int lane = 0;
+  int chunks = 1;  // of each rank's experts, each to be sent by itself
 };
 
 // What one rank sends. Tokens and routes are counted from own.begin. A value.
 struct RaggedSendPlan {
   TokenRange own;
-  std::vector<int32_t> token_of_row;  // [rows], rows in order (expert, slot): so by destination, then local expert
+  // [rows], rows in order (chunk, expert, slot): so by chunk, destination, then local expert
+  std::vector<int32_t> token_of_row;
   std::vector<int32_t> route_of_row;  // [rows] (token - own.begin) * k + choice
   std::vector<int32_t> row_of_route;  // [own tokens, k], -1: dropped
-  std::vector<int64_t> rows_to;       // [E] rows for each destination
+  std::vector<int64_t> rows_to;       // [chunks, E] rows for each destination
   // Kept routes of the whole TP group by (expert, class, lane): [e, slot_classes, T]. Equal on all lanes. Block j of
   // segments.size() / E numbers is for EP rank j.
   std::vector<int64_t> segments;
@@ -67,8 +78,8 @@ struct RaggedSendPlan {
   int64_t num_rows() const { return static_cast<int64_t>(token_of_row.size()); }
 };
 
-// InvalidArgument when E does not divide e, the lane is out of range, s * k is 2^31 or more, or the slots of an expert
-// are not 0, 1, 2, ... in order of (class, token). Memory: s * k. Deterministic.
+// InvalidArgument when E does not divide e, the lane is out of range, there are no chunks, s * k is 2^31 or more, or
+// the slots of an expert are not 0, 1, 2, ... in order of (class, token). Memory: s * k. Deterministic.
 absl::StatusOr<RaggedSendPlan> BuildRaggedSendPlan(const RoutingDecision& decision, const RaggedSender& sender);
 
 // Where a receiver stands, and who sends to it.
@@ -111,6 +122,10 @@ struct RaggedReceivePlan {
 // negative, above the capacity, when sources of one replica disagree, or when the rows would be 2^31 or more.
 absl::StatusOr<RaggedReceivePlan> BuildRaggedReceivePlan(const RaggedReceiver& receiver, int lane,
                                                          absl::Span<const int64_t> segments);
+
+// The segments of one chunk of experts, out of those that were received; the receiver's local_experts are all of them.
+std::vector<int64_t> SegmentsOfChunk(const RaggedReceiver& receiver, absl::Span<const int64_t> segments,
+                                     const ExpertRange& chunk);
 
 // Every kept route of the lane's own tokens is sent exactly once, to the owner of its expert, and the segments add up
 // to the kept counts of the decision: Internal naming the first break otherwise. O(s * k + e * T).

@@ -8,11 +8,23 @@ namespace {
 
 bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
 
+// Sums of a table [outer][inner] over one of the two.
+std::vector<int64_t> SumOverInner(absl::Span<const int64_t> table, int inner) {
+  std::vector<int64_t> sums(table.size() / inner, 0);
+  for (size_t i = 0; i < table.size(); ++i) sums[i / inner] += table[i];
+  return sums;
+}
+std::vector<int64_t> SumOverOuter(absl::Span<const int64_t> table, int inner) {
+  std::vector<int64_t> sums(inner, 0);
+  for (size_t i = 0; i < table.size(); ++i) sums[i % inner] += table[i];
+  return sums;
+}
+
 }  // namespace
 
 std::vector<int32_t> RowMaps::PlanRows(const ValueType& type, const RowNesting& nesting) const {
   // The plan's experts are by rank, chunk, and place in the chunk; a value's by rank and place.
-  RowExtents extents = ExtentsOf(type, sizes);
+  RowExtents extents = ExtentsOf(type, sizes, sizes.chunks == 1 ? 0 : kAllChunks);
   extents.experts /= extents.sources;
   RowNesting by_rank;
   if (IsVarying(type.tp)) by_rank.push_back(RowTag::kLane);
@@ -75,16 +87,61 @@ RowLists RowMaps::RowsByExpert(const ValueType& type, const RowNesting& nesting,
   return lists;
 }
 
-std::vector<int32_t> RowMaps::Permutation(const ValueType& type, const RowNesting& from, const RowNesting& to) const {
-  if (!ragged) return PermutationIndex(from, to, ExtentsOf(type, sizes));
+std::vector<int32_t> RowMaps::Permutation(const ValueType& type, const RowNesting& from, const RowNesting& to,
+                                          int chunk) const {
+  if (!ragged) return PermutationIndex(from, to, ExtentsOf(type, sizes, chunk));
   const bool to_groups = to.front() == RowTag::kExpert;
-  return to_groups ? receive.arrival_of_expert_row : receive.expert_row_of_arrival;
+  return to_groups ? receive[chunk].arrival_of_expert_row : receive[chunk].expert_row_of_arrival;
 }
 
-std::vector<int64_t> RowMaps::RowsOfExpert(const ValueType& type) const {
+absl::Span<const int64_t> RowMaps::RowsTo(int chunk) const {
+  if (deduplicated) return dedup_send.rows_to;
+  return absl::MakeConstSpan(send.rows_to).subspan(int64_t{chunk} * sizes.ep, sizes.ep);
+}
+
+absl::Span<const int64_t> RowMaps::RowsFrom(int chunk) const {
+  return deduplicated ? dedup_receive.rows_from : receive[chunk].rows_from;
+}
+
+absl::Span<const int64_t> RowMaps::Middle(int chunk) const {
+  return absl::MakeConstSpan(middle).subspan(int64_t{chunk} * sizes.ep, sizes.ep);
+}
+
+std::vector<int32_t> RowMaps::Regrouping(const ValueType& type, int chunk, bool back) const {
+  if (ragged) {
+    const auto counts = type.ep.dim == Dim::kNodes ? Middle(chunk) : RowsFrom(chunk);
+    return BlockTransposeIndex(counts, sizes.per_node(), back);
+  }
+  const int64_t experts = ChunkOfExperts(sizes.experts / sizes.ep, sizes.chunks, chunk).size;
+  const int64_t block = experts * (sizes.capacity / (IsVarying(type.tp) ? sizes.tp : 1));
+  return BlockTransposeIndex(std::vector<int64_t>(sizes.ep, block), sizes.per_node(), back);
+}
+
+RowMaps::ExchangeCounts RowMaps::CountsOf(const ValueType& before, Level level, int chunk) const {
+  const auto copy = [](absl::Span<const int64_t> counts) { return std::vector<int64_t>(counts.begin(), counts.end()); };
+  const int L = sizes.per_node();
+  ExchangeCounts counts;  // on the way out
+  Dim source_end = Dim::kSources;
+  switch (level) {
+    case Level::kAll:
+      counts = {copy(RowsTo(chunk)), copy(RowsFrom(chunk))};
+      break;
+    case Level::kPeers:
+      counts = {SumOverInner(RowsTo(chunk), L), SumOverInner(Middle(chunk), L)};
+      break;
+    case Level::kNode:
+      counts = {SumOverOuter(Middle(chunk), L), SumOverOuter(RowsFrom(chunk), L)};
+      source_end = Dim::kNodes;
+      break;
+  }
+  if (before.ep.dim != source_end) std::swap(counts.sent, counts.received);
+  return counts;
+}
+
+std::vector<int64_t> RowMaps::RowsOfExpert(const ValueType& type, int chunk) const {
   if (deduplicated) return dedup_receive.rows_of_expert;
-  if (ragged) return receive.rows_of_expert;
-  const RowExtents extents = ExtentsOf(type, sizes);
+  if (ragged) return receive[chunk].rows_of_expert;
+  const RowExtents extents = ExtentsOf(type, sizes, chunk);
   const int64_t lanes = IsVarying(type.tp) ? 1 : extents.lanes;
   return std::vector<int64_t>(extents.experts, extents.sources * lanes * extents.slots);
 }
