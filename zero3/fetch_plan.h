@@ -62,9 +62,13 @@ class FetchPlan {
   static absl::StatusOr<FetchPlan> Build(std::vector<PlanUnit> units, std::vector<PlanLeaf> leaves,
                                          std::vector<Visit> visits, const PlanOptions& options);
 
+  int num_units() const { return static_cast<int>(units_.size()); }
+  const PlanUnit& unit(int i) const { return units_[static_cast<size_t>(i)]; }
+  const PlanLeaf& leaf(int i) const { return leaves_[static_cast<size_t>(i)]; }
   int num_visits() const { return static_cast<int>(visits_.size()); }
   const Visit& visit(int i) const { return visits_[static_cast<size_t>(i)]; }
-  // In order: demand gathers, early gathers (both at a fetch), frees (at a release).
+  // In order: at a fetch what gives way under max_live_bytes, demand gathers, early gathers; at a release what is
+  // freed.
   absl::Span<const PlanAction> actions(int visit) const { return actions_[static_cast<size_t>(visit)]; }
   // After the visit's actions.
   int64_t live_bytes(int visit) const { return live_[static_cast<size_t>(visit)]; }

@@ -13,6 +13,7 @@
 
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/runtime/device/device.h"
+#include "evenkeel/zero3/loss_scale.h"
 
 namespace evenkeel::zero3 {
 
@@ -50,8 +51,11 @@ struct PartitionedModelOptions {
   // the same bits at (W, micro_batches) = (8, 1), (4, 2), (2, 4), (1, 8), with the batches numbered micro-batch * W +
   // replica. Costs log2(micro_batches) gradient shards of memory (ModelCounts::pending_gradient_bytes).
   int micro_batches = 1;
-  // Gradients are reduced in pieces of at most this many bytes (0: a whole unit at once). Changes no bit.
+  // Full gradients that one collective reduces: larger units are cut, smaller ones of a group share a bucket (0: every
+  // unit by itself, at once). Changes no bit.
   int64_t reduce_bucket_bytes = 0;
+  // For models with trainable f16 parameters; without such, the scale is 1. See PartitionedModel::loss_scale.
+  LossScaleOptions loss_scale;
   // Step() fails after this many steps in a row were skipped because of non-finite gradients.
   int max_skipped_in_a_row = 10;
   // Keep a digest of every weight shard and verify it before every step: DataLoss instead of a step when it changed.
@@ -79,12 +83,23 @@ struct ModelGroups {
 };
 
 struct StepResult {
-  bool stepped = false;      // false: some rank saw a non-finite gradient, nobody stepped
-  double gradient_norm = 0;  // global, before clipping; the same bits on all ranks and layouts; NaN when not stepped
-  double clip_scale = 1;     // what gradients were multiplied by
-  int64_t step = 0;          // optimizer steps taken so far
+  bool stepped = false;  // false: some rank saw a non-finite gradient, nobody stepped
+  // Global, before clipping and without the loss scale; the same bits on all ranks and layouts; NaN when not stepped.
+  double gradient_norm = 0;
+  double clip_scale = 1;  // what gradients were multiplied by, beside 1 / loss_scale
+  double loss_scale = 1;  // what this step's gradients had been multiplied by
+  int64_t step = 0;       // optimizer steps taken so far
   int64_t skipped_total = 0;
   int skipped_in_a_row = 0;
+};
+
+// What a resumed run continues from, beside tensors.
+struct StepProgress {
+  int64_t step = 0;
+  int64_t skipped_total = 0;
+  int skipped_in_a_row = 0;
+  double loss_scale = 1;
+  int good_steps = 0;  // since the loss scale changed
 };
 
 }  // namespace evenkeel::zero3

@@ -40,8 +40,8 @@ const char* FamilyName(Family family) { return family == Family::kDense ? "dense
 
 absl::Status ValidateParameterSpec(const ParameterSpec& spec) {
   if (spec.name.empty()) return Bad(spec, "a parameter has no name");
-  if (spec.dtype != DType::kF32 && spec.dtype != DType::kBF16 && spec.dtype != DType::kF64) {
-    return Bad(spec, absl::StrCat("dtype ", DTypeName(spec.dtype), " is not one of f32, bf16, f64"));
+  if (!IsFloating(spec.dtype)) {
+    return Bad(spec, absl::StrCat("dtype ", DTypeName(spec.dtype), " is not one of f32, bf16, f16, f64"));
   }
   const int rank = spec.shape.rank();
   if (spec.global_shape.size() != spec.global_offset.size() ||

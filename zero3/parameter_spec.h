@@ -47,10 +47,13 @@ struct Initializer {
   static Initializer Function(std::function<double(int64_t)> f) { return {Kind::kFunction, 0, std::move(f)}; }
 };
 
+// Whether trainable parameters of this dtype have an f32 master copy that the optimizer updates.
+constexpr bool HasMaster(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+
 // A value. Everything but `shape` and `global_offset` is equal on all ranks.
 struct ParameterSpec {
   std::string name;           // unique in the model
-  DType dtype = DType::kF32;  // f32, bf16 (f32 master copy) or f64
+  DType dtype = DType::kF32;  // f32, f64, or bf16 and f16 (with an f32 master copy)
   Shape shape = Shape({0});   // what this rank computes with; 0 elements are fine
   // Where `shape` sits in the whole tensor. Both empty: `shape` is the whole tensor.
   std::vector<int64_t> global_shape;

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/runtime/base/digest.h"
+#include "absl/synchronization/mutex.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/zero3/coordinator.h"
@@ -57,13 +57,15 @@ absl::StatusOr<ConstTensorView> LeafWeights::Get(int i) const {
   if (i < 0 || i >= size()) {
     return Error(absl::StatusCode::kInvalidArgument, "weights", "", absl::StrCat("parameter ", i, " of ", size()));
   }
-  if (*current_ != generation_) {
+  const uint64_t current = current_->load(std::memory_order_relaxed);
+  if (current != generation_) {
     return Error(absl::StatusCode::kFailedPrecondition, "weights", "",
-                 absl::StrCat("the leaf was released: view of fetch ", generation_, ", now at ", *current_));
+                 absl::StrCat("the leaf was released: view of fetch ", generation_, ", now at ", current));
   }
   return views_[static_cast<size_t>(i)];
 }
 
+// The facade locks `mutex` around every call; nothing in here does.
 class PartitionedModel::Impl {
  public:
   absl::Status Init(std::vector<ParameterSpec> parameters, const LeafSelection& selection,
@@ -74,9 +76,12 @@ class PartitionedModel::Impl {
   absl::Status FlushGradients(int leaf);
   absl::StatusOr<StepResult> Step();
   absl::Status ZeroGradients();
-  absl::Status StateLoaded(int64_t step);
+  absl::Status StateLoaded(const StepProgress& progress);
+  absl::Status ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out);
 
   absl::Status CheckLeafIndex(int leaf) const;
+
+  mutable absl::Mutex mutex;
 
   std::vector<ParameterSpec> parameters;
   std::vector<Leaf> leaves;
@@ -100,7 +105,12 @@ class PartitionedModel::Impl {
   bool check_due_ = false;
   std::vector<std::vector<bool>> flushed_;  // [unit][leaf of the unit], in this micro-batch
   std::vector<bool> reduced_;               // [unit] at least once in this step
-  std::vector<std::vector<TensorView>> leaf_gradients_;
+  struct LeafGradients {
+    std::vector<uint64_t> openings;  // of the leaf's units, when the views were taken
+    std::vector<TensorView> views;
+  };
+  std::vector<LeafGradients> leaf_gradients_;
+  OrderLog log_;
   Device* device_ = nullptr;
   Stream* compute_ = nullptr;
   Stream* comm_ = nullptr;
@@ -126,7 +136,7 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
   fetching.reuse_distance_bytes = options.reuse_distance_bytes;
   fetching.max_live_bytes = options.max_live_bytes;
   fetching.poison_released = options.poison_released;
-  EK_ASSIGN_OR_RETURN(coordinator, Coordinator::Create(all, leaves, policy, fetching, device, compute, comm));
+  EK_ASSIGN_OR_RETURN(coordinator, Coordinator::Create(all, leaves, policy, fetching, &log_, device, compute, comm));
   if (options.micro_batches < 1 || (options.micro_batches & (options.micro_batches - 1)) != 0) {
     return Error(absl::StatusCode::kInvalidArgument, "create", "",
                  absl::StrCat("micro_batches ", options.micro_batches, " is not a power of two"));
@@ -135,7 +145,7 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
   const ReducerOptions reducing{.dp_size = SizeOfGroup(groups.dp),
                                 .reduce_bucket_bytes = options.reduce_bucket_bytes,
                                 .micro_batches = options.micro_batches};
-  EK_ASSIGN_OR_RETURN(reducer, GradientReducer::Create(all, reducing, device, compute, comm));
+  EK_ASSIGN_OR_RETURN(reducer, GradientReducer::Create(all, reducing, &log_, device, compute, comm));
   EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
   access = std::make_unique<StateAccess>(all, parameters, state_names, device, comm);
   for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->Initialize(options.seed, *comm));
@@ -162,15 +172,23 @@ absl::Status PartitionedModel::Impl::CreateUnits(const PartitionedModelOptions& 
   return absl::OkStatus();
 }
 
+// The views are only written when a unit was opened anew: other threads may be reading them.
 absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Impl::Gradients(int leaf) {
-  std::vector<TensorView>& views = leaf_gradients_[static_cast<size_t>(leaf)];
-  views.clear();
+  LeafGradients& gradients = leaf_gradients_[static_cast<size_t>(leaf)];
+  std::vector<uint64_t> openings;
+  for (int u : coordinator->UnitsOf(leaf)) {
+    EK_RETURN_IF_ERROR(reducer->Open(u).status());
+    openings.push_back(reducer->opening(u));
+  }
+  if (openings == gradients.openings) return absl::MakeConstSpan(gradients.views);
+  gradients.openings = std::move(openings);
+  gradients.views.clear();
   for (int p : leaves[static_cast<size_t>(leaf)].parameters) {
     const StateAccess::Home home = access->home(p);
     EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> of_unit, reducer->Open(home.unit));
-    views.push_back(of_unit[static_cast<size_t>(home.position)]);
+    gradients.views.push_back(of_unit[static_cast<size_t>(home.position)]);
   }
-  return absl::MakeConstSpan(views);
+  return absl::MakeConstSpan(gradients.views);
 }
 
 // A unit of several leaves waits for all of them, so that it is reduced once per micro-batch.
@@ -208,6 +226,7 @@ absl::Status PartitionedModel::Impl::FlushRest() {
     flushed_[u].assign(flushed_[u].size(), false);
     reduced_[u] = false;
   }
+  EK_RETURN_IF_ERROR(reducer->Finish());
   return reducer->CheckComplete();
 }
 
@@ -219,8 +238,8 @@ absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
   EK_RETURN_IF_ERROR(coordinator->EndPass());
   absl::Status replicas;
   if (check_due_) EK_RETURN_IF_ERROR(replica_check_->Compare(&replicas));
-  EK_ASSIGN_OR_RETURN(StepResult result,
-                      optimizer->Step(CombineDigests(coordinator->order_digest(), reducer->order_digest()), replicas));
+  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step(log_, replicas));
+  log_.Forget();
   if (result.stepped) coordinator->WeightsChanged();
   PrepareReplicaCheck();
   return result;
@@ -234,8 +253,8 @@ void PartitionedModel::Impl::PrepareReplicaCheck() {
 }
 
 absl::Status PartitionedModel::Impl::ZeroGradients() {
+  reducer->Discard();
   for (size_t u = 0; u < units.size(); ++u) {
-    EK_RETURN_IF_ERROR(reducer->Discard(static_cast<int>(u)));
     flushed_[u].assign(flushed_[u].size(), false);
     reduced_[u] = false;
   }
@@ -243,16 +262,24 @@ absl::Status PartitionedModel::Impl::ZeroGradients() {
   return optimizer->ZeroGradients();
 }
 
-absl::Status PartitionedModel::Impl::StateLoaded(int64_t step) {
+absl::Status PartitionedModel::Impl::StateLoaded(const StepProgress& progress) {
   EK_RETURN_IF_ERROR(coordinator->CheckNothingFetched());
   for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->WeightsFromMasters(*comm_));
   EK_RETURN_IF_ERROR(comm_->Synchronize());
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   EK_RETURN_IF_ERROR(coordinator->EndPass());
   coordinator->WeightsChanged();
-  optimizer->set_step(step);
+  optimizer->set_progress(progress);
   optimizer->RememberShards();
   return absl::OkStatus();
+}
+
+// Gradients that wait in a bucket belong to what is read.
+absl::Status PartitionedModel::Impl::ReadTensor(int parameter, TensorKind kind, absl::string_view state,
+                                                TensorView out) {
+  EK_RETURN_IF_ERROR(access->CheckRead(parameter, kind, out));
+  if (kind == TensorKind::kGradient) EK_RETURN_IF_ERROR(reducer->FinishBucketOf(access->home(parameter).unit));
+  return access->ReadTensor(parameter, kind, state, out);
 }
 
 absl::Status PartitionedModel::Impl::CheckLeafIndex(int leaf) const {
@@ -296,45 +323,83 @@ absl::StatusOr<int> PartitionedModel::FindParameter(absl::string_view name) cons
 
 absl::StatusOr<LeafWeights> PartitionedModel::Fetch(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  absl::MutexLock lock(&impl_->mutex);
   EK_ASSIGN_OR_RETURN(const FetchedLeaf fetched, impl_->coordinator->Fetch(id.value));
   return LeafWeights(fetched.views, fetched.current_generation, fetched.generation);
 }
 
 absl::Status PartitionedModel::Release(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  absl::MutexLock lock(&impl_->mutex);
   return impl_->coordinator->Release(id.value);
 }
 
 absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Gradients(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  absl::MutexLock lock(&impl_->mutex);
   return impl_->Gradients(id.value);
 }
 
 absl::Status PartitionedModel::FlushGradients(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
+  absl::MutexLock lock(&impl_->mutex);
   return impl_->FlushGradients(id.value);
 }
 
-absl::StatusOr<StepResult> PartitionedModel::Step() { return impl_->Step(); }
-void PartitionedModel::set_learning_rate(double rate) { impl_->optimizer->set_learning_rate(rate); }
-absl::Status PartitionedModel::ZeroGradients() { return impl_->ZeroGradients(); }
-absl::Status PartitionedModel::UseTrace(absl::string_view name) { return impl_->coordinator->UseTrace(name); }
+absl::StatusOr<StepResult> PartitionedModel::Step() {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->Step();
+}
+
+void PartitionedModel::set_learning_rate(double rate) {
+  absl::MutexLock lock(&impl_->mutex);
+  impl_->optimizer->set_learning_rate(rate);
+}
+
+double PartitionedModel::loss_scale() const { return progress().loss_scale; }
+
+absl::Status PartitionedModel::ZeroGradients() {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->ZeroGradients();
+}
+
+absl::Status PartitionedModel::UseTrace(absl::string_view name) {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->coordinator->UseTrace(name);
+}
 
 TraceState PartitionedModel::trace_state() const {
+  absl::MutexLock lock(&impl_->mutex);
   return impl_->coordinator->trace_complete() ? TraceState::kComplete : TraceState::kRecording;
 }
 
-std::string PartitionedModel::PlanText() const { return impl_->coordinator->PlanText(); }
-
-absl::Status PartitionedModel::ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out) {
-  return impl_->access->ReadTensor(parameter, kind, state, out);
+std::string PartitionedModel::PlanText() const {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->coordinator->PlanText();
 }
 
-std::vector<StateTensor> PartitionedModel::StateTensors() { return impl_->access->StateTensors(); }
-absl::Status PartitionedModel::StateLoaded(int64_t step) { return impl_->StateLoaded(step); }
-int64_t PartitionedModel::step() const { return impl_->optimizer->step(); }
+absl::Status PartitionedModel::ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out) {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->ReadTensor(parameter, kind, state, out);
+}
+
+std::vector<StateTensor> PartitionedModel::StateTensors() {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->access->StateTensors();
+}
+
+absl::Status PartitionedModel::StateLoaded(const StepProgress& progress) {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->StateLoaded(progress);
+}
+
+StepProgress PartitionedModel::progress() const {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->optimizer->progress();
+}
 
 ModelCounts PartitionedModel::counts() const {
+  absl::MutexLock lock(&impl_->mutex);
   const CoordinatorCounts fetching = impl_->coordinator->counts();
   ModelCounts counts;
   counts.fetches = fetching.fetches;
@@ -355,7 +420,10 @@ ModelCounts PartitionedModel::counts() const {
   return counts;
 }
 
-void PartitionedModel::ResetPeak() { impl_->coordinator->ResetPeak(); }
+void PartitionedModel::ResetPeak() {
+  absl::MutexLock lock(&impl_->mutex);
+  impl_->coordinator->ResetPeak();
+}
 
 std::string PartitionedModel::ToTable() const {
   std::string out = absl::StrFormat("policy %s\n%-44s %6s %6s %12s %12s %9s\n", std::string(impl_->policy->name()),

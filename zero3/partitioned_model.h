@@ -17,13 +17,15 @@
 // All ranks of every group make the same calls in the same order (Fetch, Release, FlushGradients, Step, Read...):
 // nothing here depends on data. A leaf may be fetched several times at once (nested use, several threads): it is
 // gathered once and released when the last user is done. A parameter that two leaves share has its own storage unit
-// with the same rule.
+// with the same rule. A rank whose order differs is found by the next Step at the latest, which shows both lists.
 // Gradient convention: what the ranks add into Gradients() is SUMMED over the family's replicas (DP or EDP), in the
-// canonical tree, and divided by the full DP size; nothing else scales. Every FlushGradients adds to the step's total;
-// with PartitionedModelOptions::micro_batches > 1 by the tree, and the average is over the micro-batches too.
+// canonical tree, and divided by the full DP size; nothing else scales (f16 models: what loss_scale() multiplies in,
+// Step divides out). Every FlushGradients adds to the step's total; with PartitionedModelOptions::micro_batches > 1 by
+// the tree, and the average is over the micro-batches too.
 #ifndef EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
 #define EVENKEEL_ZERO3_PARTITIONED_MODEL_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -53,7 +55,7 @@ struct LeafId {
 class LeafWeights {
  public:
   LeafWeights() = default;
-  LeafWeights(absl::Span<const ConstTensorView> views, const uint64_t* current, uint64_t generation)
+  LeafWeights(absl::Span<const ConstTensorView> views, const std::atomic<uint64_t>* current, uint64_t generation)
       : views_(views), current_(current), generation_(generation) {}
   int size() const { return static_cast<int>(views_.size()); }
   // The i-th parameter of the leaf, in the leaf's order. FailedPrecondition when the leaf was released meanwhile,
@@ -64,7 +66,7 @@ class LeafWeights {
 
  private:
   absl::Span<const ConstTensorView> views_;
-  const uint64_t* current_ = nullptr;
+  const std::atomic<uint64_t>* current_ = nullptr;
   uint64_t generation_ = 0;
 };
 
@@ -78,6 +80,8 @@ struct ModelCounts {
   int64_t flushes = 0;              // collectives issued for gradients
   int64_t gathered_bytes = 0;       // live now
   int64_t peak_gathered_bytes = 0;  // since ResetPeak
+  // Of the passes that have ended, from their visits alone, also of one that left its recorded order. Equal to the
+  // counted peak at every end of a pass (Step, UseTrace).
   int64_t predicted_peak_gathered_bytes = 0;
   int64_t arena_bytes = 0;             // reserved for planned leaves
   int64_t gradient_pool_bytes = 0;     // buffers for full gradients, kept for reuse
@@ -91,7 +95,8 @@ struct ModelCounts {
 
 enum class TraceState : uint8_t { kRecording, kComplete };
 
-// One rank's part of the model. Fetch and Release are thread-safe; everything else is called by one thread at a time.
+// One rank's part of the model. Thread-safe: calls of several threads take turns. Their order must still be that of the
+// other ranks' calls wherever they are collective; threads that fetch one leaf at the same time are one gather.
 class PartitionedModel {
  public:
   // `parameters` and `selection` are copied; device, streams and groups must outlive the model. The two streams may
@@ -119,16 +124,21 @@ class PartitionedModel {
   absl::Status Release(LeafId id);
 
   // Buffers to add gradients into, on the compute stream, in the leaf's parameter order: f32 (f64 for f64
-  // parameters), zero at first. Frozen parameters have a view of 0 elements. Valid until FlushGradients of the leaf.
+  // parameters), zero at first. Frozen parameters have a view of 0 elements. Valid until FlushGradients of the leaf;
+  // until then every call returns the same views, so that threads may each add to parameters of their own.
   absl::StatusOr<absl::Span<const TensorView>> Gradients(LeafId id);
   // Sums the leaf's gradients over the ranks and adds the average to this rank's shard; zero where a rank has added
-  // nothing. Units shared with other leaves are reduced when all of their leaves have flushed.
+  // nothing. Units shared with other leaves are reduced when all of their leaves have flushed. With
+  // reduce_bucket_bytes, small units wait for others of their group, at the latest until Step or a read of gradients.
   absl::Status FlushGradients(LeafId id);
   // Flushes what has not been flushed, votes, computes the norm, clips, updates, zeroes the gradients.
   // Collective over all groups. FailedPrecondition when a leaf is still fetched or was not flushed micro_batches times;
   // Aborted after too many skips.
   absl::StatusOr<StepResult> Step();
   void set_learning_rate(double learning_rate);
+  // What to multiply the loss by, so that f16 gradients do not vanish: a power of two, equal on all ranks, changed by
+  // Step only. 1 for models without trainable f16 parameters.
+  double loss_scale() const;
   // Forgets the step's gradients without using them.
   absl::Status ZeroGradients();
 
@@ -140,13 +150,15 @@ class PartitionedModel {
   std::string PlanText() const;
 
   // The whole local tensor, gathered over the family's group, into `out` (f32, f64 or the stored dtype; the
-  // parameter's shape). Collective. kGradient: the average so far, between flush and Step. Finished on return.
+  // parameter's shape). Collective. kGradient: the average so far, times loss_scale(), between flush and
+  // Step. Finished on return.
   absl::Status ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out);
   // Every tensor with this rank's part, in one fixed order on all ranks. Views stay valid as long as the model.
   std::vector<StateTensor> StateTensors();
   // After a load: makes weights follow the masters and drops gathered copies. Collective nowhere.
-  absl::Status StateLoaded(int64_t step);
-  int64_t step() const;
+  absl::Status StateLoaded(const StepProgress& progress);
+  int64_t step() const { return progress().step; }
+  StepProgress progress() const;
 
   ModelCounts counts() const;
   void ResetPeak();

@@ -1,9 +1,8 @@
 #include "evenkeel/zero3/sharded_optimizer.h"
 
-#include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -22,6 +21,7 @@ constexpr int64_t kNonFinite = 1;
 constexpr int64_t kShardChanged = 2;
 constexpr int64_t kReplicasDiffer = 4;
 constexpr int64_t kOrderDiffers = 8;
+constexpr int64_t kScaleDiffers = 16;
 
 ErrorContext Where(const ModelGroups& groups) {
   ErrorContext where;
@@ -44,7 +44,15 @@ absl::Status BadOption(absl::string_view what) {
 
 bool InUnitInterval(double x) { return x >= 0 && x < 1; }
 
-int SizeOfGroup(const comm::Communicator* group) { return group == nullptr ? 1 : group->size(); }
+bool HasTrainableF16(absl::Span<Unit* const> units) {
+  for (const Unit* unit : units) {
+    for (const ParameterSpec& spec : unit->specs()) {
+      if (spec.trainable && spec.dtype == DType::kF16) return true;
+    }
+  }
+  return false;
+}
+
 int RankIn(const comm::Communicator* group) { return group == nullptr ? 0 : group->rank(); }
 
 }  // namespace
@@ -82,7 +90,8 @@ ShardedOptimizer::ShardedOptimizer(std::vector<Unit*> units, const PartitionedMo
       verify_shards_(options.verify_shards),
       groups_(groups),
       compute_(compute),
-      comm_(comm) {
+      comm_(comm),
+      loss_scale_(options.loss_scale, HasTrainableF16(units_)) {
   for (const Unit* unit : units_) has_experts_ = has_experts_ || unit->members().family == Family::kExpert;
 }
 
@@ -97,9 +106,9 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(std::
   if (!(options.max_gradient_norm >= 0)) {
     return BadOption(absl::StrCat("max_gradient_norm ", options.max_gradient_norm, " must not be negative"));
   }
+  EK_RETURN_IF_ERROR(ValidateLossScaleOptions(options.loss_scale));
   std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(std::move(units), options, groups, compute, comm));
-  const int64_t most = std::max(2 * ExactSumOfSquares::kWords, SizeOfGroup(groups.dp) + 1);
-  EK_ASSIGN_OR_RETURN(optimizer->words_, device->Allocate(most * static_cast<int64_t>(sizeof(int64_t))));
+  EK_ASSIGN_OR_RETURN(optimizer->collectives_, WordCollectives::Create(device, ExactSumOfSquares::kWords));
   return optimizer;
 }
 
@@ -124,35 +133,26 @@ int64_t ShardedOptimizer::AddLocalSquares(Sums& sums) const {
   return non_finite;
 }
 
-absl::Status ShardedOptimizer::AllReduceWords(comm::Communicator* group, absl::Span<int64_t> words, comm::ReduceOp op,
-                                              Stream& stream) {
-  if (SizeOfGroup(group) == 1) return absl::OkStatus();
-  const int64_t bytes = static_cast<int64_t>(words.size() * sizeof(int64_t));
-  const TensorView view(words_.data(), DType::kI64, Shape({static_cast<int64_t>(words.size())}));
-  EK_RETURN_IF_ERROR(stream.Copy(view.raw(), words.data(), bytes));
-  EK_RETURN_IF_ERROR(group->AllReduce(view, view, op, stream));
-  EK_RETURN_IF_ERROR(stream.Copy(words.data(), view.raw(), bytes));
-  return stream.Synchronize();
-}
-
-// All digests are equal exactly when no bit is set both in the or of them and in the or of their complements.
+// A word is equal on all ranks exactly when no bit is set both in the or of them and in the or of their complements.
 absl::StatusOr<int64_t> ShardedOptimizer::Vote(int64_t flags, uint64_t order_digest) {
   const auto digest = static_cast<int64_t>(order_digest);
-  std::array<int64_t, 3> words = {flags, digest, ~digest};
-  EK_RETURN_IF_ERROR(AllReduceWords(groups_.dp, absl::MakeSpan(words), comm::ReduceOp::kBitOr, *comm_));
-  EK_RETURN_IF_ERROR(AllReduceWords(groups_.tp, absl::MakeSpan(words), comm::ReduceOp::kBitOr, *compute_));
-  return words[0] | ((words[1] & words[2]) != 0 ? kOrderDiffers : 0);
+  const auto scale = std::bit_cast<int64_t>(loss_scale_.scale());
+  std::array<int64_t, 5> words = {flags, digest, ~digest, scale, ~scale};
+  const auto bit_or = comm::ReduceOp::kBitOr;
+  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.dp, absl::MakeSpan(words), bit_or, *comm_));
+  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.tp, absl::MakeSpan(words), bit_or, *compute_));
+  return words[0] | ((words[1] & words[2]) != 0 ? kOrderDiffers : 0) | ((words[3] & words[4]) != 0 ? kScaleDiffers : 0);
 }
 
 // Integers, so the order of the groups does not matter.
 absl::StatusOr<double> ShardedOptimizer::GlobalNorm(Sums& sums) {
   const auto sum = comm::ReduceOp::kSum;
-  EK_RETURN_IF_ERROR(AllReduceWords(groups_.dp, sums.dense.words(), sum, *comm_));
+  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.dp, sums.dense.words(), sum, *comm_));
   sums.dense.Normalize();
   if (has_experts_) {
-    EK_RETURN_IF_ERROR(AllReduceWords(groups_.edp, sums.expert.words(), sum, *comm_));
+    EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.edp, sums.expert.words(), sum, *comm_));
     sums.expert.Normalize();
-    EK_RETURN_IF_ERROR(AllReduceWords(groups_.ep, sums.expert.words(), sum, *compute_));
+    EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.ep, sums.expert.words(), sum, *compute_));
     sums.expert.Normalize();
   }
   ExactSumOfSquares total = sums.dense;
@@ -163,21 +163,22 @@ absl::StatusOr<double> ShardedOptimizer::GlobalNorm(Sums& sums) {
     total.Normalize();
   };
   if (groups_.experts_over_tp) add_experts();
-  EK_RETURN_IF_ERROR(AllReduceWords(groups_.tp, total.words(), sum, *compute_));
+  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.tp, total.words(), sum, *compute_));
   total.Normalize();
   if (!groups_.experts_over_tp) add_experts();
   return total.Norm();
 }
 
-absl::StatusOr<StepResult> ShardedOptimizer::Step(uint64_t order_digest, const absl::Status& replicas) {
+absl::StatusOr<StepResult> ShardedOptimizer::Step(const OrderLog& log, const absl::Status& replicas) {
   Sums sums;
   const int64_t non_finite = AddLocalSquares(sums);
   std::vector<std::string> changed;
   if (verify_shards_) EK_RETURN_IF_ERROR(FindChangedShards(changed));
   const int64_t flags =
       (non_finite > 0 ? kNonFinite : 0) | (changed.empty() ? 0 : kShardChanged) | (replicas.ok() ? 0 : kReplicasDiffer);
-  EK_ASSIGN_OR_RETURN(const int64_t votes, Vote(flags, order_digest));
-  if ((votes & kOrderDiffers) != 0) return ReportOrder(order_digest);
+  EK_ASSIGN_OR_RETURN(const int64_t votes, Vote(flags, log.digest()));
+  if ((votes & kOrderDiffers) != 0) return ReportOrder(log);
+  if ((votes & kScaleDiffers) != 0) return ReportScale();
   if ((votes & kReplicasDiffer) != 0) {
     return replicas.ok() ? MakeError(absl::StatusCode::kDataLoss, Where(groups_), "replicas of other ranks differ")
                          : replicas;
@@ -185,16 +186,19 @@ absl::StatusOr<StepResult> ShardedOptimizer::Step(uint64_t order_digest, const a
   if ((votes & kShardChanged) != 0) return ReportChangedShards(changed);
   if ((votes & kNonFinite) != 0) return Skip();
   StepResult result;
+  result.loss_scale = loss_scale_.scale();
   EK_ASSIGN_OR_RETURN(result.gradient_norm, GlobalNorm(sums));
+  result.gradient_norm /= result.loss_scale;
   if (max_gradient_norm_ > 0 && result.gradient_norm > max_gradient_norm_) {
     result.clip_scale = max_gradient_norm_ / result.gradient_norm;
   }
   ++step_;
-  EK_RETURN_IF_ERROR(Update(result.clip_scale));
+  EK_RETURN_IF_ERROR(Update(result.clip_scale / result.loss_scale));
   EK_RETURN_IF_ERROR(ZeroGradients());
   EK_RETURN_IF_ERROR(comm_->Synchronize());
   if (verify_shards_) RememberShards();
   skipped_in_a_row_ = 0;
+  loss_scale_.Stepped();
   result.stepped = true;
   result.step = step_;
   result.skipped_total = skipped_total_;
@@ -204,16 +208,20 @@ absl::StatusOr<StepResult> ShardedOptimizer::Step(uint64_t order_digest, const a
 absl::StatusOr<StepResult> ShardedOptimizer::Skip() {
   ++skipped_total_;
   ++skipped_in_a_row_;
+  StepResult result;
+  result.loss_scale = loss_scale_.scale();
+  const bool scale_fits = loss_scale_.Skipped();
   EK_RETURN_IF_ERROR(ZeroGradients());
   EK_RETURN_IF_ERROR(comm_->Synchronize());
-  if (skipped_in_a_row_ >= max_skipped_in_a_row_) {
+  if (!scale_fits || skipped_in_a_row_ >= max_skipped_in_a_row_) {
     ErrorContext where = Where(groups_);
     where.sequence = step_;
     where.next_step = "look for the cause of the non-finite gradients, or lower the learning rate";
     return MakeError(absl::StatusCode::kAborted, where,
-                     absl::StrCat(skipped_in_a_row_, " steps in a row had non-finite gradients"));
+                     scale_fits ? absl::StrCat(skipped_in_a_row_, " steps in a row had non-finite gradients")
+                                : absl::StrCat("gradients are not finite although the loss scale is at its minimum, ",
+                                               loss_scale_.scale()));
   }
-  StepResult result;
   result.gradient_norm = std::numeric_limits<double>::quiet_NaN();
   result.step = step_;
   result.skipped_total = skipped_total_;
@@ -231,8 +239,8 @@ absl::Status ShardedOptimizer::Update(double gradient_scale) {
 
 absl::Status ShardedOptimizer::UpdateRun(const Unit& unit, const OptimizerRun& run, double gradient_scale) {
   const ConstTensorView gradient = unit.Gradients(run.gradient_offset, run.count);
-  const TensorView master = run.dtype == DType::kBF16 ? unit.Masters(run.gradient_offset, run.count)
-                                                      : unit.Weights(run.weight_offset, run.dtype, run.count);
+  const TensorView master = HasMaster(run.dtype) ? unit.Masters(run.gradient_offset, run.count)
+                                                 : unit.Weights(run.weight_offset, run.dtype, run.count);
   const double decay = run.weight_decay ? options_.weight_decay : 0;
   const auto state = [&](int i) { return unit.State(i, run.gradient_offset, run.count); };
   if (options_.kind == OptimizerOptions::Kind::kSgd) {
@@ -277,44 +285,58 @@ absl::Status ShardedOptimizer::FindChangedShards(std::vector<std::string>& names
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int64_t>> ShardedOptimizer::GatherWords(int64_t own) const {
-  const int size = SizeOfGroup(groups_.dp);
-  std::vector<int64_t> words(static_cast<size_t>(size), own);
-  if (size == 1) return words;
-  const TensorView all(words_.data(), DType::kI64, Shape({size}));
-  const TensorView mine(words_.data() + size * static_cast<int64_t>(sizeof(int64_t)), DType::kI64, Shape({1}));
-  EK_RETURN_IF_ERROR(comm_->Copy(mine.raw(), &own, sizeof(int64_t)));
-  EK_RETURN_IF_ERROR(groups_.dp->AllGather(mine, all, *comm_));
-  EK_RETURN_IF_ERROR(comm_->Copy(words.data(), all.raw(), all.num_bytes()));
-  EK_RETURN_IF_ERROR(comm_->Synchronize());
-  return words;
-}
-
-absl::Status ShardedOptimizer::ReportOrder(uint64_t order_digest) const {
+// All ranks come here together. Data-parallel ranks are compared first, then lanes.
+absl::Status ShardedOptimizer::ReportOrder(const OrderLog& log) {
   ErrorContext where = Where(groups_);
   where.sequence = step_;
   where.next_step = "make every rank fetch and flush the same leaves in the same order; a leaf may hold unused experts";
-  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> digests, GatherWords(static_cast<int64_t>(order_digest)));
-  int64_t common = digests[0];
-  for (int64_t candidate : digests) {
-    if (std::count(digests.begin(), digests.end(), candidate) > std::count(digests.begin(), digests.end(), common)) {
-      common = candidate;
-    }
-  }
-  for (size_t r = 0; r < digests.size(); ++r) {
-    if (digests[r] != common) where.findings.push_back({static_cast<int>(r), "has an order of its own"});
+  std::vector<std::string> names;
+  for (const Unit* unit : units_) names.push_back(unit->name());
+  EK_ASSIGN_OR_RETURN(const auto replicas, collectives_.GatherLists(groups_.dp, log.calls(), *comm_));
+  EK_ASSIGN_OR_RETURN(const auto lanes, collectives_.GatherLists(groups_.tp, log.calls(), *compute_));
+  where.findings = CompareOrders(replicas, names);
+  if (where.findings.empty() && groups_.tp != nullptr) {
+    where.findings = CompareOrders(lanes, names);
+    where.group = groups_.tp->group().name;
+    where.rank = groups_.tp->rank();
+    where.size = groups_.tp->size();
   }
   return MakeError(absl::StatusCode::kFailedPrecondition, where,
                    "the ranks gathered or reduced leaves in different orders; the step was not taken");
 }
 
-absl::Status ShardedOptimizer::ReportChangedShards(const std::vector<std::string>& names) const {
+absl::Status ShardedOptimizer::ReportScale() {
+  ErrorContext where = Where(groups_);
+  where.sequence = step_;
+  where.next_step = "give every rank the same loss scale options, and load the same checkpoint";
+  const std::array<int64_t, 1> own = {std::bit_cast<int64_t>(loss_scale_.scale())};
+  EK_ASSIGN_OR_RETURN(const auto scales, collectives_.GatherLists(groups_.dp, own, *comm_));
+  for (size_t r = 0; r < scales.size(); ++r) {
+    where.findings.push_back({static_cast<int>(r), absl::StrCat("scales by ", std::bit_cast<double>(scales[r][0]))});
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, where,
+                   "the ranks scale their losses differently; the step was not taken");
+}
+
+StepProgress ShardedOptimizer::progress() const {
+  return {step_, skipped_total_, skipped_in_a_row_, loss_scale_.scale(), loss_scale_.good_steps()};
+}
+
+void ShardedOptimizer::set_progress(const StepProgress& progress) {
+  step_ = progress.step;
+  skipped_total_ = progress.skipped_total;
+  skipped_in_a_row_ = progress.skipped_in_a_row;
+  loss_scale_.Restore(progress.loss_scale, progress.good_steps);
+}
+
+absl::Status ShardedOptimizer::ReportChangedShards(const std::vector<std::string>& names) {
   ErrorContext where = Where(groups_);
   where.sequence = step_;
   where.next_step = "the step was not taken; restart from the last checkpoint";
-  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> flags, GatherWords(names.empty() ? 0 : 1));
+  const std::array<int64_t, 1> own = {names.empty() ? 0 : 1};
+  EK_ASSIGN_OR_RETURN(const auto flags, collectives_.GatherLists(groups_.dp, own, *comm_));
   for (size_t r = 0; r < flags.size(); ++r) {
-    if (flags[r] != 0) where.findings.push_back({static_cast<int>(r), "has a changed shard"});
+    if (flags[r][0] != 0) where.findings.push_back({static_cast<int>(r), "has a changed shard"});
   }
   const std::string what =
       names.empty() ? "a weight shard of another rank changed since the last step"

@@ -16,8 +16,11 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/zero3/exact_sum.h"
+#include "evenkeel/zero3/loss_scale.h"
 #include "evenkeel/zero3/model_types.h"
+#include "evenkeel/zero3/order_log.h"
 #include "evenkeel/zero3/unit.h"
+#include "evenkeel/zero3/word_collectives.h"
 
 namespace evenkeel::zero3 {
 
@@ -35,15 +38,16 @@ class ShardedOptimizer {
                                                                   Stream* compute, Stream* comm);
 
   // Both streams are idle and every unit is reduced. Collective over all groups. On return gradients are zero.
-  // Aborted after max_skipped_in_a_row skipped steps; DataLoss where a rank found a shard changed since the last step.
-  // FailedPrecondition on all ranks, naming the odd ones, when `order_digest`, of all gathers and reductions so far,
-  // differs: units of equal size may have been mixed up. `replicas`: what a comparison of replicas found on this rank;
+  // Aborted after max_skipped_in_a_row skipped steps, or when the loss scale cannot fall any further; DataLoss where a
+  // rank found a shard changed since the last step. FailedPrecondition on all ranks, with the odd ranks' lists beside
+  // the common one, when the orders of gathers and reductions in `log` differ: units of equal size may have been mixed
+  // up; and when ranks scale their losses differently. `replicas`: what a comparison of replicas found on this rank;
   // DataLoss on all ranks when it is not OK anywhere.
-  absl::StatusOr<StepResult> Step(uint64_t order_digest, const absl::Status& replicas);
+  absl::StatusOr<StepResult> Step(const OrderLog& log, const absl::Status& replicas);
   absl::Status ZeroGradients();
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
-  int64_t step() const { return step_; }
-  void set_step(int64_t step) { step_ = step; }
+  StepProgress progress() const;
+  void set_progress(const StepProgress& progress);
   // Takes the shards as they are now for what is right (see verify_shards).
   void RememberShards();
 
@@ -56,18 +60,15 @@ class ShardedOptimizer {
   ShardedOptimizer(std::vector<Unit*> units, const PartitionedModelOptions& options, const ModelGroups& groups,
                    Stream* compute, Stream* comm);
   int64_t AddLocalSquares(Sums& sums) const;
-  // Every word of `words` over the group, with `op`; waits for the result. Nothing for a group of one.
-  absl::Status AllReduceWords(comm::Communicator* group, absl::Span<int64_t> words, comm::ReduceOp op, Stream& stream);
-  // The flags of all ranks; kOrderDiffers among them when the digests are not all equal.
+  // The flags of all ranks; kOrderDiffers or kScaleDiffers among them when those are not equal on all.
   absl::StatusOr<int64_t> Vote(int64_t flags, uint64_t order_digest);
-  // The value of every dp rank.
-  absl::StatusOr<std::vector<int64_t>> GatherWords(int64_t own) const;
-  absl::Status ReportOrder(uint64_t order_digest) const;
+  absl::Status ReportOrder(const OrderLog& log);
+  absl::Status ReportScale();
   absl::StatusOr<double> GlobalNorm(Sums& sums);
   absl::Status Update(double gradient_scale);
   absl::Status UpdateRun(const Unit& unit, const OptimizerRun& run, double gradient_scale);
   absl::Status FindChangedShards(std::vector<std::string>& names) const;
-  absl::Status ReportChangedShards(const std::vector<std::string>& names) const;
+  absl::Status ReportChangedShards(const std::vector<std::string>& names);
   absl::StatusOr<StepResult> Skip();
 
   const std::vector<Unit*> units_;
@@ -79,7 +80,8 @@ class ShardedOptimizer {
   Stream* const compute_;
   Stream* const comm_;
   bool has_experts_ = false;  // anywhere in the model, so equal on all ranks
-  Buffer words_;
+  WordCollectives collectives_;
+  LossScale loss_scale_;
   int64_t step_ = 0;
   int64_t skipped_total_ = 0;
   int skipped_in_a_row_ = 0;

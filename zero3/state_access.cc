@@ -59,7 +59,7 @@ absl::StatusOr<int> StateAccess::StateIndex(absl::string_view state) const {
 DType StateAccess::StoredDType(int parameter, TensorKind kind) const {
   const DType dtype = parameters_[static_cast<size_t>(parameter)].dtype;
   if (kind == TensorKind::kWeight) return dtype;
-  if (kind == TensorKind::kMaster && dtype != DType::kBF16) return dtype;
+  if (kind == TensorKind::kMaster && !HasMaster(dtype)) return dtype;
   return UnitOf(parameter).gradient_dtype();
 }
 
@@ -67,7 +67,7 @@ TensorView StateAccess::FragmentView(const Unit& unit, const ShardFragment& f, T
   const DType dtype = unit.specs()[static_cast<size_t>(f.parameter)].dtype;
   switch (kind) {
     case TensorKind::kMaster:
-      if (dtype == DType::kBF16) return unit.Masters(f.gradient_offset, f.count);
+      if (HasMaster(dtype)) return unit.Masters(f.gradient_offset, f.count);
       return unit.Weights(f.weight_offset, dtype, f.count);
     case TensorKind::kWeight:
       return unit.Weights(f.weight_offset, dtype, f.count);
@@ -146,7 +146,7 @@ std::vector<StateTensor> StateAccess::StateTensors() const {
   std::vector<StateTensor> tensors;
   for (size_t p = 0; p < parameters_.size(); ++p) {
     const int parameter = static_cast<int>(p);
-    const bool has_master = parameters_[p].trainable && parameters_[p].dtype == DType::kBF16;
+    const bool has_master = parameters_[p].trainable && HasMaster(parameters_[p].dtype);
     tensors.push_back(Describe(parameter, has_master ? TensorKind::kMaster : TensorKind::kWeight, "", -1));
     if (!parameters_[p].trainable) continue;
     for (size_t s = 0; s < state_names_.size(); ++s) {

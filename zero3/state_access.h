@@ -53,13 +53,14 @@ class StateAccess {
   };
   Home home(int parameter) const { return homes_[static_cast<size_t>(parameter)]; }
 
+  // InvalidArgument or FailedPrecondition when `out` cannot hold such a tensor, or there is none.
+  absl::Status CheckRead(int parameter, TensorKind kind, const TensorView& out) const;
   // The whole local tensor into `out` (see PartitionedModel::ReadTensor). Collective. Finished on return.
   absl::Status ReadTensor(int parameter, TensorKind kind, absl::string_view state, TensorView out);
   // In parameter order: the master or weight, then the optimizer's states.
   std::vector<StateTensor> StateTensors() const;
 
  private:
-  absl::Status CheckRead(int parameter, TensorKind kind, const TensorView& out) const;
   absl::StatusOr<int> StateIndex(absl::string_view state) const;
   const Unit& UnitOf(int parameter) const { return *units_[static_cast<size_t>(home(parameter).unit)]; }
   DType StoredDType(int parameter, TensorKind kind) const;

@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<Unit>> Unit::Create(UnitMembers members, absl::Sp
   const int world_size = unit->group_ != nullptr ? group->size() : 1;
   EK_ASSIGN_OR_RETURN(unit->layout_, policy.Layout(unit->specs_, world_size));
   for (const ParameterSpec& spec : unit->specs_) {
-    if (spec.trainable && spec.dtype == DType::kBF16) unit->has_master_ = true;
+    if (spec.trainable && HasMaster(spec.dtype)) unit->has_master_ = true;
     if (spec.dtype == DType::kF64) unit->gradient_dtype_ = DType::kF64;
   }
   const int64_t element = SizeOf(unit->gradient_dtype_);
@@ -173,7 +173,8 @@ absl::Status Unit::Initialize(uint64_t seed, Stream& stream) {
   constexpr int64_t kChunk = int64_t{1} << 16;
   std::vector<double> values;
   std::vector<float> floats;
-  std::vector<BF16> halves;
+  std::vector<BF16> brains;
+  std::vector<F16> halves;
   for (const ShardFragment& f : fragments()) {
     const ParameterSpec& spec = specs_[static_cast<size_t>(f.parameter)];
     for (int64_t done = 0; done < f.count; done += kChunk) {
@@ -186,9 +187,10 @@ absl::Status Unit::Initialize(uint64_t seed, Stream& stream) {
       } else if (spec.dtype == DType::kF32) {
         EK_RETURN_IF_ERROR(Upload(values, floats, weights, stream));
       } else {
-        EK_RETURN_IF_ERROR(Upload(values, halves, weights, stream));
-        if (spec.trainable)
-          EK_RETURN_IF_ERROR(Upload(values, floats, Masters(f.gradient_offset + done, count), stream));
+        EK_RETURN_IF_ERROR(spec.dtype == DType::kF16 ? Upload(values, halves, weights, stream)
+                                                     : Upload(values, brains, weights, stream));
+        if (!spec.trainable) continue;
+        EK_RETURN_IF_ERROR(Upload(values, floats, Masters(f.gradient_offset + done, count), stream));
       }
     }
   }
@@ -197,7 +199,7 @@ absl::Status Unit::Initialize(uint64_t seed, Stream& stream) {
 
 absl::Status Unit::WeightsFromMasters(Stream& stream) {
   for (const OptimizerRun& run : runs_) {
-    if (run.dtype != DType::kBF16) continue;
+    if (!HasMaster(run.dtype)) continue;
     EK_RETURN_IF_ERROR(
         Cast(Masters(run.gradient_offset, run.count), Weights(run.weight_offset, run.dtype, run.count), stream));
   }

@@ -11,7 +11,6 @@
 namespace evenkeel {
 namespace {
 
-using ops_internal::CheckFloat;
 using ops_internal::CheckLike;
 using ops_internal::CheckShape;
 using ops_internal::DispatchFloat;
@@ -54,26 +53,33 @@ absl::Status LaunchAxpy(double alpha, ConstTensorView x, TensorView y, Stream& s
   });
 }
 
-// Rounds a double to bf16 once. Rounding to f32 first could round twice, so the float is made "round to odd": then
+// Rounds a double to 16 bits once. Rounding to f32 first could round twice, so the float is made "round to odd": then
 // its last bit says that something was cut off, and the second rounding decides rightly.
-BF16 RoundToBF16(double value) {
+template <typename To>
+To RoundOnce(double value) {
   const float nearest = static_cast<float>(value);
-  if (std::isnan(nearest) || static_cast<double>(nearest) == value || std::isinf(nearest)) return BF16(nearest);
+  if (std::isnan(nearest) || static_cast<double>(nearest) == value || std::isinf(nearest)) return To(nearest);
   uint32_t bits = std::bit_cast<uint32_t>(nearest);
   if ((bits & 1u) == 0) {
     const bool away = std::fabs(static_cast<double>(nearest)) > std::fabs(value);
     bits = away ? bits - 1 : bits + 1;
   }
-  return BF16(std::bit_cast<float>(bits));
+  return To(std::bit_cast<float>(bits));
 }
 
 template <typename From, typename To>
 To Convert(From value) {
-  if constexpr (std::is_same_v<From, double> && std::is_same_v<To, BF16>) {
-    return RoundToBF16(value);
+  if constexpr (std::is_same_v<From, double> && sizeof(To) == 2) {
+    return RoundOnce<To>(value);
   } else {
     return static_cast<To>(static_cast<Wide<To>>(Load(value)));
   }
+}
+
+// Conversion knows f16 too, which no arithmetic here does.
+template <typename F>
+absl::Status DispatchStored(absl::string_view op, const ConstTensorView& view, F&& f) {
+  return view.dtype() == DType::kF16 ? f(F16{}) : DispatchFloat(op, view, f);
 }
 
 template <typename From, typename To>
@@ -127,10 +133,9 @@ absl::Status FillElements(double value, TensorView out, Stream& stream) {
 
 absl::Status Cast(ConstTensorView x, TensorView out, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckShape("Cast", "out", out, x.shape()));
-  EK_RETURN_IF_ERROR(CheckFloat("Cast", "out", out));
-  return DispatchFloat("Cast", x, [&](auto from) {
-    return DispatchFloat("Cast", out,
-                         [&](auto to) { return LaunchCast<decltype(from), decltype(to)>(x, out, stream); });
+  return DispatchStored("Cast", x, [&](auto from) {
+    return DispatchStored("Cast", out,
+                          [&](auto to) { return LaunchCast<decltype(from), decltype(to)>(x, out, stream); });
   });
 }
 

@@ -24,8 +24,8 @@ absl::Status Axpy(double alpha, ConstTensorView x, TensorView y, Stream& stream)
 absl::Status Scale(double alpha, ConstTensorView x, TensorView out, Stream& stream);
 // Every element of out = value, converted to its dtype.
 absl::Status FillElements(double value, TensorView out, Stream& stream);
-// out = x converted to out's dtype (any two of f32, f64, bf16; equal ones copy). Rounds to nearest even, once:
-// f64 to bf16 goes straight, not by way of f32.
+// out = x converted to out's dtype (any two of f32, f64, bf16, f16; equal ones copy). Rounds to nearest even, once:
+// f64 to 16 bits goes straight, not by way of f32. Beyond the range of f16: infinity.
 absl::Status Cast(ConstTensorView x, TensorView out, Stream& stream);
 
 }  // namespace evenkeel

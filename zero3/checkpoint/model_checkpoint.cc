@@ -1,12 +1,16 @@
 #include "evenkeel/zero3/checkpoint/model_checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
@@ -17,6 +21,50 @@ namespace evenkeel::zero3 {
 namespace {
 
 constexpr char kWeight[] = "weight";
+constexpr char kSkippedTotal[] = "zero3.skipped_total";
+constexpr char kSkippedInARow[] = "zero3.skipped_in_a_row";
+constexpr char kLossScale[] = "zero3.loss_scale";
+constexpr char kGoodSteps[] = "zero3.loss_scale_good_steps";
+constexpr char kMayLackLossScale[] = "loss_scale";
+
+bool ScalesLoss(const PartitionedModel& model) {
+  return absl::c_any_of(model.parameters(),
+                        [](const ParameterSpec& spec) { return spec.trainable && spec.dtype == DType::kF16; });
+}
+
+// The number under `key`; `value` as it is where there is none.
+template <typename T>
+absl::Status ReadNumber(const std::map<std::string, std::string>& metadata, const char* key, T* value) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return absl::OkStatus();
+  bool parsed = false;
+  if constexpr (std::is_same_v<T, double>) {
+    int exponent = 0;
+    parsed = absl::SimpleAtod(found->second, value) && std::isfinite(*value) && std::frexp(*value, &exponent) == 0.5;
+  } else {
+    parsed = absl::SimpleAtoi(found->second, value) && *value >= 0;
+  }
+  if (parsed) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("metadata ", key, ": '", found->second, "' is no such number"));
+}
+
+absl::Status ReadProgress(const CheckpointReader& reader, const LoadOptions& options, const PartitionedModel& model,
+                          StepProgress* progress) {
+  const std::map<std::string, std::string> metadata = reader.metadata();
+  *progress = model.progress();
+  progress->step = reader.step();
+  progress->skipped_total = 0;
+  progress->skipped_in_a_row = 0;
+  EK_RETURN_IF_ERROR(ReadNumber(metadata, kSkippedTotal, &progress->skipped_total));
+  EK_RETURN_IF_ERROR(ReadNumber(metadata, kSkippedInARow, &progress->skipped_in_a_row));
+  if (!ScalesLoss(model)) return absl::OkStatus();
+  if (metadata.count(kLossScale) == 0 && !absl::c_linear_search(options.may_be_missing, kMayLackLossScale)) {
+    return absl::FailedPreconditionError(absl::StrCat(reader.folder(), " has no loss scale (", kLossScale,
+                                                      "), which a model with f16 parameters continues from"));
+  }
+  EK_RETURN_IF_ERROR(ReadNumber(metadata, kLossScale, &progress->loss_scale));
+  return ReadNumber(metadata, kGoodSteps, &progress->good_steps);
+}
 
 CheckpointPiece ToCheckpointPiece(const ParameterSpec& spec, const StateTensor& tensor,
                                   const StateTensor::Fragment& fragment) {
@@ -91,10 +139,20 @@ std::vector<CheckpointPiece> ModelPieces(PartitionedModel& model, int tp_lane) {
   return pieces;
 }
 
+std::map<std::string, std::string> ModelMetadata(const PartitionedModel& model) {
+  const StepProgress progress = model.progress();
+  return {{kSkippedTotal, absl::StrCat(progress.skipped_total)},
+          {kSkippedInARow, absl::StrCat(progress.skipped_in_a_row)},
+          {kLossScale, absl::StrFormat("%.17g", progress.loss_scale)},
+          {kGoodSteps, absl::StrCat(progress.good_steps)}};
+}
+
 absl::Status LoadModel(const CheckpointReader& reader, const LoadOptions& options, comm::Communicator* world,
                        Stream& stream, PartitionedModel* model) {
-  absl::Status mine = ReadOwn(reader, options, model);
-  if (mine.ok()) mine = model->StateLoaded(reader.step());
+  StepProgress progress;
+  absl::Status mine = ReadProgress(reader, options, *model, &progress);
+  if (mine.ok()) mine = ReadOwn(reader, options, model);
+  if (mine.ok()) mine = model->StateLoaded(progress);
   return Agree(mine, world, stream);
 }
 

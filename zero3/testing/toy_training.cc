@@ -11,6 +11,7 @@
 #include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/philox.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/device/mapped_file_device.h"
 
 namespace evenkeel::zero3 {
 namespace {
@@ -147,8 +148,13 @@ class ToyRunner {
     LeafOptions leaves = config_.leaves;
     if (leaves.rules.empty() && leaves.granularity_threshold == 0) leaves.rules.push_back(LeafRule::Type("MoeBlock"));
     EK_ASSIGN_OR_RETURN(const LeafSelection selection, SelectLeaves(description_, leaves));
+    PartitionedModelOptions options = config_.options;
+    if (!config_.offload_folder.empty()) {
+      EK_ASSIGN_OR_RETURN(file_, MappedFileDevice::Create(device_.get(), {.folder = config_.offload_folder}));
+      options.offload_device = file_.get();
+    }
     ModelGroups groups{dp_.get(), edp_.get(), ep_.get(), tp_.get(), config_.mesh.etp == config_.mesh.tp};
-    EK_ASSIGN_OR_RETURN(model_, PartitionedModel::Create(description_.parameters, selection, config_.options, groups,
+    EK_ASSIGN_OR_RETURN(model_, PartitionedModel::Create(description_.parameters, selection, options, groups,
                                                          device_.get(), compute_.get(), comm_.get()));
     out_.specs = description_.parameters;
     out_.state_bytes = device_->counters().Snapshot().live_bytes;
@@ -222,6 +228,8 @@ class ToyRunner {
       if (kind != TensorKind::kWeight && !spec.trainable) continue;
       EK_RETURN_IF_ERROR(
           model_->ReadTensor(static_cast<int>(p), kind, "", TensorView(all.back().data(), DType::kF64, spec.shape)));
+      if (kind != TensorKind::kGradient) continue;
+      for (double& value : all.back()) value /= model_->loss_scale();
     }
     return all;
   }
@@ -247,17 +255,18 @@ class ToyRunner {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const ParameterSpec& spec = description_.parameters[static_cast<size_t>(parameters[i])];
       if (!spec.trainable) continue;
-      EK_RETURN_IF_ERROR(compute_->Launch(
-          [this, step, micro, &spec, weight = weights.views()[i], gradient = gradients[i]]() -> absl::Status {
-            AddGradient(step, micro, spec, weight, gradient);
-            return absl::OkStatus();
-          }));
+      EK_RETURN_IF_ERROR(compute_->Launch([this, step, micro, &spec, weight = weights.views()[i],
+                                           gradient = gradients[i], scale = model_->loss_scale()]() -> absl::Status {
+        AddGradient(step, micro, spec, weight, scale, gradient);
+        return absl::OkStatus();
+      }));
     }
     EK_RETURN_IF_ERROR(model_->FlushGradients({leaf}));
     return model_->Release({leaf});
   }
 
-  void AddGradient(int step, int micro, const ParameterSpec& spec, ConstTensorView weight, TensorView gradient) {
+  void AddGradient(int step, int micro, const ParameterSpec& spec, ConstTensorView weight, double scale,
+                   TensorView gradient) {
     const int64_t per_expert = spec.expert_dim == 0 ? spec.num_elements() / std::max<int64_t>(spec.shape.dim(0), 1) : 1;
     for (int64_t i = 0; i < spec.num_elements(); ++i) {
       const int64_t global = GlobalIndex(spec, i);
@@ -274,6 +283,7 @@ class ToyRunner {
         }
       }
       if (!config_.integer_gradients) value += 0.125 * ElementOf(weight, i);
+      value *= scale;
       if (gradient.dtype() == DType::kF64) {
         gradient.data<double>()[i] += value;
       } else {
@@ -288,6 +298,8 @@ class ToyRunner {
         return view.data<double>()[i];
       case DType::kBF16:
         return static_cast<float>(view.data<BF16>()[i]);
+      case DType::kF16:
+        return static_cast<float>(view.data<F16>()[i]);
       default:
         return view.data<float>()[i];
     }
@@ -298,6 +310,7 @@ class ToyRunner {
   ToyRank& out_;
   std::unique_ptr<comm::Communicator> dp_, edp_, ep_, tp_;
   std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<MappedFileDevice> file_;
   std::unique_ptr<Stream> compute_, comm_;
   ModelDescription description_;
   std::vector<double> read_;

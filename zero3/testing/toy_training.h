@@ -48,7 +48,8 @@ struct ToyConfig {
   bool tied_head = true;      // the head uses the embedding
   bool eval_between = false;  // an evaluation pass after every step, with a trace of its own
   HostDevice::Options device;
-  LeafOptions leaves;  // default: type MoeBlock
+  std::string offload_folder;  // where masters and states live in a file; empty: on the device
+  LeafOptions leaves;          // default: type MoeBlock
   // Whether `expert` (global id) gets gradients from data replica `replica` in `step`. Default: always.
   std::function<bool(int step, int replica, int expert)> expert_used;
   // Called on each rank before its Step; may spoil things.
@@ -67,7 +68,7 @@ struct ToyStep {
 struct ToyRank {
   std::vector<ParameterSpec> specs;
   std::vector<ToyStep> steps;
-  std::vector<std::vector<double>> gradients;  // of the last step, averaged, by parameter
+  std::vector<std::vector<double>> gradients;  // of the last step, averaged, without the loss scale, by parameter
   std::vector<std::vector<double>> weights;    // after the last step, by parameter
   ModelCounts counts;
   TraceState trace_state = TraceState::kRecording;
