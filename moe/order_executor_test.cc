@@ -11,6 +11,8 @@
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/comm/topology.h"
+#include "evenkeel/moe/exchange_levels.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/order_adjoint.h"
 #include "evenkeel/moe/order_schedule.h"
@@ -71,12 +73,19 @@ Step Make(StepKind kind, Dim dim = Dim::kUnset, Placement to = Placement::kUnset
   return step;
 }
 
+Step MakeLevel(StepKind kind, Level level) {
+  Step step = Make(kind);
+  step.level = level;
+  return step;
+}
+
 constexpr AxisType kI = {Placement::kInvariant, Dim::kUnset};
 constexpr AxisType kR = {Placement::kReplicated, Dim::kUnset};
 constexpr AxisType kP = {Placement::kPartial, Dim::kUnset};
 constexpr AxisType V(Dim dim) { return {Placement::kVarying, dim}; }
 constexpr AxisType kSources = {Placement::kVarying, Dim::kSources};
 constexpr AxisType kAtExperts = {Placement::kVarying, Dim::kExperts};
+constexpr AxisType kHalfWay = {Placement::kVarying, Dim::kNodes};
 
 // Each step alone where its input can be made up, else with what must come before it.
 std::vector<Program> Programs() {
@@ -110,6 +119,10 @@ std::vector<Program> Programs() {
       {"all_to_all of slices", slots(V(Dim::kSlots)), kTp, {Make(kAllToAll)}},
       {"all_to_all of partials back", slots(kP, kAtExperts), kTp, {Make(kAllToAll)}},
       {"all_to_all across lanes", slots(V(Dim::kSlots)), ExpertLayout::kWhole, {Make(kAllToAll), Make(kAllToAll)}},
+      {"all_to_all among peers", slots(kI), kTp, {MakeLevel(kAllToAll, Level::kPeers)}},
+      {"all_to_all in the node", slots(kI, kHalfWay), kTp, {MakeLevel(kAllToAll, Level::kNode)}},
+      {"all_to_all in the node, back", slots(V(Dim::kSlots), kAtExperts), kTp, {MakeLevel(kAllToAll, Level::kNode)}},
+      {"all_to_all among peers, back", slots(kP, kHalfWay), kTp, {MakeLevel(kAllToAll, Level::kPeers)}},
       {"dispatch slots", tokens, kTp, {Make(kDispatch, Dim::kSlots)}},
       {"dispatch slots of R", {Dim::kTokens, kR, kSources}, kTp, {Make(kDispatch, Dim::kSlots)}},
       {"dispatch rows", tokens, kTp, {rows}},
@@ -120,6 +133,12 @@ std::vector<Program> Programs() {
       {"combine rows", {Dim::kRows, kI, kSources}, kTp, {Make(kCombine)}},
       {"combine own rows", {Dim::kRows, V(Dim::kRows), kSources}, kTp, {Make(kCombine)}},
       {"all_to_all_v", tokens, kTp, {slice_tokens, rows, exchange}},
+      {"all_to_all_v by level",
+       tokens,
+       kTp,
+       {slice_tokens, rows, MakeLevel(kAllToAllV, Level::kPeers), MakeLevel(kAllToAllV, Level::kNode),
+        MakeLevel(kAllToAllV, Level::kNode), MakeLevel(kAllToAllV, Level::kPeers)}},
+      {"half an all_to_all_v", tokens, kTp, {slice_tokens, rows, MakeLevel(kAllToAllV, Level::kPeers)}},
       {"all_to_all_v across lanes", tokens, ExpertLayout::kWhole, {slice_tokens, rows, exchange, exchange}},
       {"all_gather rows to R",
        tokens,
@@ -186,6 +205,10 @@ class RankCheck {
     EK_ASSIGN_OR_RETURN(stream_, device_->CreateStream("compute"));
     EK_ASSIGN_OR_RETURN(tp_, backend_.CreateGroup(mesh_.GroupOf(comm::Axis::kTp, rank)));
     EK_ASSIGN_OR_RETURN(ep_, backend_.CreateGroup(mesh_.GroupOf(comm::Axis::kEp, rank)));
+    const comm::Topology topology = comm::Topology::Blocks(mesh_.world_size(), 2 * mesh_.size(comm::Axis::kTp)).value();
+    EK_ASSIGN_OR_RETURN(const ExchangeLevels levels, LevelsOf(ep_->group(), topology, rank));
+    EK_ASSIGN_OR_RETURN(node_, backend_.CreateGroup(levels.node));
+    EK_ASSIGN_OR_RETURN(peers_, backend_.CreateGroup(levels.peers));
     EK_RETURN_IF_ERROR(Plan());
     schedules_ = BuildSchedules(typed_, maps_.sizes);
     const ValueType start = typed_.forward.front().before, end = typed_.forward.back().after;
@@ -210,6 +233,7 @@ class RankCheck {
                    .dtype = DType::kF64,
                    .tp = mesh_.size(comm::Axis::kTp),
                    .ep = mesh_.size(comm::Axis::kEp),
+                   .ep_per_node = node_->size(),
                    .lane = lane_};
     for (const TypedStep& step : typed_.forward) {
       maps_.ragged = maps_.ragged || step.before.form == Dim::kRows || step.after.form == Dim::kRows;
@@ -252,6 +276,16 @@ class RankCheck {
     EK_ASSIGN_OR_RETURN(RaggedReceivePlan receive, BuildRaggedReceivePlan(receiver, lane, segments));
     maps_.receive = {receive};
     RaggedRows rows;
+    // From each node, the rows of the peer there, by the local index of their destination here.
+    const int L = maps_.sizes.per_node(), me = ep_->rank();
+    for (int node = 0; node < E / L; ++node) {
+      const int peer = node * L + me % L;
+      const int replica = mesh_.Coordinate(comm::Axis::kDp, ranks[peer]);
+      EK_ASSIGN_OR_RETURN(const RaggedSendPlan sent,
+                          BuildRaggedSendPlan(Decision(replica), {.ep_size = E, .tp_size = T, .lane = lane}));
+      for (int local = 0; local < L; ++local) maps_.middle.push_back(sent.rows_to[me / L * L + local]);
+    }
+    for (int64_t count : maps_.middle) rows.middle += count;
     rows.sent = maps_.send.num_rows();
     for (int64_t count : receive.rows_from) rows.arrived += count;
     rows.gathered = receive.num_rows();
@@ -323,6 +357,8 @@ class RankCheck {
     input.maps = &maps_;
     input.tp = tp_.get();
     input.ep = ep_.get();
+    input.ep_node = node_.get();
+    input.ep_peers = peers_.get();
     input.route_weights = ConstTensorView(decision_.weight.data(), DType::kF32, routes);
     OrderExecutor forward(input, device_.get(), &indices_, stream_.get());
     EK_RETURN_IF_ERROR(forward.Run(x.const_view(), y.view()));
@@ -361,7 +397,7 @@ class RankCheck {
   int lane_ = 0, replica_ = 0;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<comm::Communicator> tp_, ep_;
+  std::unique_ptr<comm::Communicator> tp_, ep_, node_, peers_;
   RoutingDecision decision_;
   RowMaps maps_;
   Schedules schedules_;

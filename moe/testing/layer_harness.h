@@ -1,4 +1,5 @@
-// Runs one MoE layer on threads, forward and backward, and a naive dense layer in double beside it. For tests.
+// Runs one MoE layer on threads (or simulated ranks), forward and backward, and a naive dense layer in double beside
+// it. For tests.
 //
 //   LayerCase c{.tp = 2, .ep = 2, .experts = 4, .top_k = 2};
 //   ASSERT_OK_AND_ASSIGN(LayerRun run, RunLayer(c, *FindOrder("fused")));
@@ -48,6 +49,11 @@ struct LayerCase {
   // Forces experts: added to the data so that routing is skewed. -1: none.
   int favourite_expert = -1;
   bool control_groups = true;
+  int ranks_per_node = 0;              // consecutive world ranks; 0: one node
+  std::vector<int> node_of_rank = {};  // instead of that
+  bool simulated = false;              // a simulated world instead of threads
+  enum class LevelGroups { kRight, kNone, kNodeTwice };
+  LevelGroups level_groups = LevelGroups::kRight;  // what an order by levels is given
   // Changes the router's configuration. Null: top-k softmax as above.
   std::function<void(RouterConfig*)> router = nullptr;
   // Per data-parallel replica: 1 for the tokens that count. Null: all.
@@ -73,6 +79,7 @@ struct Values {
 
 struct RankRun {
   int replica = 0, lane = 0, ep_rank = 0, edp_rank = 0;
+  int ep_per_node = 0;  // of an order by levels
   Values values;
   RoutingDecision decision;
   comm::LedgerCounts forward, backward;  // counted
@@ -90,6 +97,9 @@ struct LayerRun {
 // The global element of a parameter or input. Names as in LayerCase::perturb; for inputs `index` counts
 // (replica, token, column).
 double DataAt(const LayerCase& c, const std::string& name, int64_t index);
+
+// One replica's input: "x" or "dy".
+std::vector<double> InputsOf(const LayerCase& c, const std::string& name, int replica);
 
 // OK, or the first rank's failure.
 absl::StatusOr<LayerRun> RunLayer(const LayerCase& c, const Order& order);
