@@ -20,6 +20,8 @@
 #define EVENKEEL_TESTING_REFERENCE_MATH_H_
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 namespace evenkeel::testutil::reference {
@@ -71,6 +73,9 @@ struct Matrix {
   std::vector<double> value;
   std::vector<float> variance;
 };
+
+// Matrices by name.
+using Tensors = std::map<std::string, Matrix>;
 
 Matrix Transpose(const Matrix& a);
 // a [m, k] times b [k, n]; sums have depth k.

@@ -16,6 +16,10 @@ using reference::Rounding;
 
 std::string LayerName(int64_t layer, const char* rest) { return absl::StrCat("layer.", layer, ".", rest); }
 
+ReferenceBranchConfig BranchOf(const ReferenceConfig& config) {
+  return {config.branch, config.hidden, config.branch_ffn, config.swiglu, config.expert_bias};
+}
+
 // Weights as the products want them, made once for all replicas of a step.
 struct PreparedWeights {
   PreparedWeights(const ReferenceConfig& config, const ReferenceTensors& parameters) {
@@ -48,6 +52,7 @@ struct ExpertTape {
 struct MoeTape {
   Matrix input, normed;
   std::vector<ExpertTape> experts;
+  ReferenceBranchTape branch;
 };
 
 // One replica's forward and backward. Lives for one call.
@@ -231,9 +236,16 @@ class Replica {
       for (size_t i = 0; i < from.size(); ++i) AddWeighted(routing.weights, expert, i, k, own, &combined);
     }
     result_.routing.push_back(std::move(routing));
+    Matrix y = Stored(combined);
+    if (config_.branch != ReferenceMix::kNone) {
+      y = BranchForward(BranchOf(config_), parameters_, LayerName(layer, "moe.shared."), tape.normed, y,
+                        BranchRounding(), &tape.branch);
+    }
     moe_.push_back(std::move(tape));
-    return Sum(x, Stored(combined), dense_);
+    return Sum(x, y, dense_);
   }
+
+  ReferenceBranchRounding BranchRounding() const { return {dense_, split_, depth_}; }
 
   // combined[token] += weight * out[i] for the i-th row of an expert.
   void AddWeighted(const Matrix& weights, const ExpertTape& expert, size_t i, int64_t k, double own,
@@ -315,8 +327,13 @@ class Replica {
     return MatMul(dy, weights_.transposed.at(name)[e], rounding);
   }
 
-  Matrix MoeBackward(int64_t layer, const Matrix& dy) {
+  Matrix MoeBackward(int64_t layer, const Matrix& dout) {
     const MoeTape& tape = moe_[layer];
+    Matrix dy = dout, from_branch;
+    if (config_.branch != ReferenceMix::kNone) {
+      from_branch = BranchBackward(BranchOf(config_), parameters_, LayerName(layer, "moe.shared."), tape.branch, dout,
+                                   BranchRounding(), &dy, &gradients_);
+    }
     const ReferenceRouting& routing = result_.routing[layer];
     const int64_t k = config_.router.top_k;
     Matrix dweights(dy.rows, k);
@@ -328,16 +345,17 @@ class Replica {
     for (int64_t e = 0; e < config_.router.experts; ++e) {
       const ExpertTape& expert = tape.experts[e];
       if (expert.route.empty()) continue;
-      const Matrix dout = CombineBackward(routing, expert, dy, &dweights);
+      const Matrix drows = CombineBackward(routing, expert, dy, &dweights);
       std::vector<int64_t> to;
       for (int64_t route : expert.route) to.push_back(route / k);
-      AddRows(ExpertBackward(layer, e, expert, dout), to, k, dense_, &dnormed);
+      AddRows(ExpertBackward(layer, e, expert, drows), to, k, dense_, &dnormed);
     }
     const std::string router = LayerName(layer, "moe.router");
     const Matrix from_router = RouteBackward(config_.router, routing, tape.normed, Parameter(router), dweights, depth_,
                                              router_, &Gradient(router));
     dnormed = Sum(Stored(dnormed), from_router, dense_);
-    return Sum(dy, NormBackward(LayerName(layer, "moe.norm"), tape.input, dnormed), dense_);
+    if (config_.branch != ReferenceMix::kNone) dnormed = Sum(dnormed, from_branch, dense_);
+    return Sum(dout, NormBackward(LayerName(layer, "moe.norm"), tape.input, dnormed), dense_);
   }
 
   // Final norm, logits, loss; returns the gradient of x.
@@ -426,12 +444,13 @@ absl::StatusOr<ReferenceModel> ReferenceModel::Create(const ReferenceConfig& con
   if (config.vocabulary < 1 || config.sequence < 1 || config.hidden < 1 || config.heads < 1 || config.layers < 0 ||
       config.ffn < 1 || config.hidden % config.heads != 0 || router.top_k < 1 || router.top_k > router.experts ||
       router.capacity_numerator < 0 || router.capacity_denominator < 1 || router.capacity_multiple < 1 ||
-      config.capacity_replicas < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "reference model: bad sizes: vocabulary ", config.vocabulary, ", sequence ", config.sequence, ", hidden ",
-        config.hidden, ", heads ", config.heads, ", layers ", config.layers, ", ffn ", config.ffn, ", experts ",
-        router.experts, ", top_k ", router.top_k, ", capacity ", router.capacity_numerator, "/",
-        router.capacity_denominator, " in multiples of ", router.capacity_multiple));
+      config.capacity_replicas < 1 || (config.branch != ReferenceMix::kNone && config.branch_ffn < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reference model: bad sizes: vocabulary ", config.vocabulary, ", sequence ", config.sequence,
+                     ", hidden ", config.hidden, ", heads ", config.heads, ", layers ", config.layers, ", ffn ",
+                     config.ffn, ", experts ", router.experts, ", top_k ", router.top_k, ", capacity ",
+                     router.capacity_numerator, "/", router.capacity_denominator, " in multiples of ",
+                     router.capacity_multiple, ", branch ffn ", config.branch_ffn));
   }
   return ReferenceModel(config);
 }
@@ -456,6 +475,7 @@ ReferenceTensors ReferenceModel::ZeroTensors() const {
       if (config_.swiglu) tensors[LayerName(layer, "moe.b_gate")] = Matrix(e, f);
       tensors[LayerName(layer, "moe.b_out")] = Matrix(e, h);
     }
+    AddBranchTensors(BranchOf(config_), LayerName(layer, "moe.shared."), &tensors);
   }
   tensors["final.norm"] = Matrix(1, h);
   tensors["output"] = Matrix(h, config_.vocabulary);

@@ -15,12 +15,12 @@
 #define EVENKEEL_TESTING_REFERENCE_MODEL_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/testing/reference_branch.h"
 #include "evenkeel/testing/reference_math.h"
 #include "evenkeel/testing/reference_routing.h"
 
@@ -35,6 +35,9 @@ struct ReferenceConfig {
   int64_t ffn = 128;
   bool swiglu = false;       // else a GELU MLP
   bool expert_bias = false;  // b_in and b_out per expert
+  // A dense MLP beside the experts; hidden, swiglu and bias are those of the model.
+  ReferenceMix branch = ReferenceMix::kNone;
+  int64_t branch_ffn = 0;
   double norm_epsilon = 1e-5;
   ReferenceRouterConfig router;
   int64_t capacity_replicas = 1;  // consecutive replicas that exchange tokens, hence share a capacity
@@ -47,8 +50,9 @@ struct ReferenceConfig {
 //   layer.L.moe.norm [1, hidden]              layer.L.moe.router [experts, hidden]
 //   layer.L.moe.w_in (w_gate) [experts * hidden, ffn]     layer.L.moe.w_out [experts * ffn, hidden]
 //   layer.L.moe.b_in (b_gate) [experts, ffn]  layer.L.moe.b_out [experts, hidden]
+//   layer.L.moe.shared.*: see AddBranchTensors
 //   final.norm [1, hidden]                    output [hidden, vocabulary]
-using ReferenceTensors = std::map<std::string, reference::Matrix>;
+using ReferenceTensors = reference::Tensors;
 
 // One data-parallel replica's batch: whole sequences back to back.
 struct ReferenceBatch {

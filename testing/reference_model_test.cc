@@ -123,6 +123,17 @@ TEST(ReferenceModelTest, GradientsAreFiniteDifferencesDropless) {
   CheckGradients(config);
 }
 
+TEST(ReferenceModelTest, GradientsAreFiniteDifferencesBesideADenseBranch) {
+  for (ReferenceMix mix : {ReferenceMix::kAdd, ReferenceMix::kSigmoid, ReferenceMix::kSoftmax}) {
+    SCOPED_TRACE(static_cast<int>(mix));
+    ReferenceConfig config = SmallConfig(2);
+    config.branch = mix;
+    config.branch_ffn = 6;
+    config.expert_bias = config.swiglu = mix != ReferenceMix::kSigmoid;
+    CheckGradients(config);
+  }
+}
+
 TEST(ReferenceModelTest, ActivationGradientsAreFiniteDifferencesThroughTheEmbedding) {
   // A position row moves the boundary behind the embedding for every sequence of a replica.
   ReferenceConfig config = SmallConfig(2);
