@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/moe/dense_branch.h"
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/attention.h"
@@ -90,7 +91,26 @@ class Describer {
       own.push_back(Expert(prefix + "b_out", {e, h}, -1, Initializer::Normal(0.1)));
       if (gated) own.push_back(Expert(prefix + "b_gate", {e, f}, 1, Initializer::Normal(0.1)));
     }
+    if (config_.has_branch()) AddBranch(prefix + "shared.", config_.branch(), &own);
     return {"moe", "MoeBlock", own, {}, false};
+  }
+
+  // The dense MLP beside the experts, split over TP as one expert would be.
+  void AddBranch(const std::string& prefix, const moe::DenseBranchConfig& branch, std::vector<int>* own) {
+    const int64_t h = branch.hidden, f = branch.ffn;
+    const bool gated = branch.activation == moe::ExpertActivation::kSwiGlu;
+    own->push_back(Dense(prefix + "w_in", {h, f}, 1, Weight(h)));
+    own->push_back(Dense(prefix + "w_out", {f, h}, 0, Weight(f)));
+    if (gated) own->push_back(Dense(prefix + "w_gate", {h, f}, 1, Weight(h)));
+    if (branch.bias) {
+      own->push_back(Dense(prefix + "b_in", {f}, 0, Initializer::Normal(0.1)));
+      own->push_back(Dense(prefix + "b_out", {h}, -1, Initializer::Normal(0.1)));
+      if (gated) own->push_back(Dense(prefix + "b_gate", {f}, 0, Initializer::Normal(0.1)));
+    }
+    if (branch.mix_rows() > 0) own->push_back(Dense(prefix + "mix", {branch.mix_rows(), h}, -1, Weight(h)));
+    if (branch.mix == moe::BranchMix::kSoftmax) {
+      own->push_back(Dense(prefix + "mix_bias", {branch.mix_rows()}, -1, Initializer::Normal(0.1)));
+    }
   }
 
   // A dense parameter, split over TP along `split` (-1: replicated on all lanes).
@@ -150,6 +170,7 @@ struct LayerTape {
   Tensor attention_normed, attention_inverse_rms, q, k, v, probabilities, context;
   Tensor moe_normed, moe_inverse_rms;
   moe::MoeTape moe;
+  moe::DenseBranchTape branch;
 };
 
 class RankModel final : public LanguageModel {
@@ -219,6 +240,8 @@ class RankModel final : public LanguageModel {
       EK_ASSIGN_OR_RETURN(std::unique_ptr<moe::MoeLayer> layer, moe::MoeLayer::Create(moe, order, groups, device_));
       moe_layers_.push_back(std::move(layer));
     }
+    if (!config_.has_branch()) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(branch_, moe::DenseBranch::Create(config_.branch(), attention_tp_, device_));
     return absl::OkStatus();
   }
 
@@ -246,6 +269,9 @@ class RankModel final : public LanguageModel {
     for (Tensor* wide : {&dx_, &scratch_, &dnormed_, &addend_}) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
     for (Tensor* narrow : {&dq_, &dk_, &dv_, &dcontext_}) {
       EK_RETURN_IF_ERROR(Make(narrow, dtype(), {s, local_width()}));
+    }
+    for (Tensor* wide : {&dmoe_, &dbranch_}) {
+      if (branch_ != nullptr) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
     }
     EK_RETURN_IF_ERROR(Make(&logits_, dtype(), {s, config_.vocabulary}));
     EK_RETURN_IF_ERROR(Make(&head_inverse_rms_, wide_dtype(), {s}));
@@ -420,6 +446,34 @@ class RankModel final : public LanguageModel {
     return experts;
   }
 
+  // The branch's tensors, which follow the experts'. An MLP is a stack of one expert.
+  template <typename View>
+  moe::DenseBranchTensors<View> BranchViews(absl::Span<const View> views) const {
+    const moe::DenseBranchConfig config = config_.branch();
+    const bool gated = config.activation == moe::ExpertActivation::kSwiGlu;
+    size_t i = kFirstExpertTensor + (gated ? 3 : 2) * (config.bias ? 2 : 1);
+    const auto matrix = [&] {
+      const View& view = views[i++];
+      return view.Reshaped({1, view.shape().dim(0), view.shape().dim(1)});
+    };
+    const auto vector = [&] {
+      const View& view = views[i++];
+      return view.Reshaped({1, view.shape().dim(0)});
+    };
+    moe::DenseBranchTensors<View> branch;
+    branch.mlp.w_in = matrix();
+    branch.mlp.w_out = matrix();
+    if (gated) branch.mlp.w_gate = matrix();
+    if (config.bias) {
+      branch.mlp.b_in = vector();
+      branch.mlp.b_out = vector();
+      if (gated) branch.mlp.b_gate = vector();
+    }
+    if (config.mix_rows() > 0) branch.mix = views[i++];
+    if (config.mix == moe::BranchMix::kSoftmax) branch.mix_bias = views[i++];
+    return branch;
+  }
+
   // Norm and experts into scratch_; `replay` when it is done again for the backward.
   absl::Status MoeInner(int64_t layer, absl::Span<const ConstTensorView> w, const moe::RoutingDecision* replay) {
     LayerTape& t = tape(layer);
@@ -428,8 +482,27 @@ class RankModel final : public LanguageModel {
     moe::MoeCall call;
     call.step = step_;
     call.replay = replay;
-    return moe_layers_[layer]->Forward({w[kRouter], ExpertViews(w)}, t.moe_normed.const_view(), scratch_.view(), call,
-                                       &t.moe, stream_);
+    EK_RETURN_IF_ERROR(moe_layers_[layer]->Forward({w[kRouter], ExpertViews(w)}, t.moe_normed.const_view(),
+                                                   scratch_.view(), call, &t.moe, stream_));
+    if (branch_ == nullptr) return absl::OkStatus();
+    return branch_->Forward(BranchViews(w), t.moe_normed.const_view(), scratch_.const_view(), scratch_.view(),
+                            &t.branch, stream_);
+  }
+
+  // dnormed_ = what passes from dx_ through experts and branch; adds their gradients.
+  absl::Status MoeInnerBackward(int64_t layer, absl::Span<const ConstTensorView> w,
+                                absl::Span<const TensorView> gradients) {
+    LayerTape& t = tape(layer);
+    ConstTensorView dy = dx_.const_view();
+    if (branch_ != nullptr) {
+      EK_RETURN_IF_ERROR(branch_->Backward(BranchViews(w), t.branch, t.moe_normed.const_view(), dy, dmoe_.view(),
+                                           dbranch_.view(), BranchViews(gradients), stream_));
+      dy = dmoe_.const_view();
+    }
+    EK_RETURN_IF_ERROR(moe_layers_[layer]->Backward({w[kRouter], ExpertViews(w)}, t.moe, dy, dnormed_.view(),
+                                                    {gradients[kRouter], ExpertViews(gradients)}, stream_));
+    if (branch_ == nullptr) return absl::OkStatus();
+    return Add(dnormed_.const_view(), dbranch_.const_view(), dnormed_.view(), stream_);
   }
 
   absl::Status MoeForward(int64_t layer) {
@@ -460,9 +533,7 @@ class RankModel final : public LanguageModel {
     }
     EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(leaf));
     CountTraffic(t.moe.backward_traffic());
-    EK_RETURN_IF_ERROR(moe_layers_[layer]->Backward({w[kRouter], ExpertViews(w)}, t.moe, dx_.const_view(),
-                                                    dnormed_.view(), {gradients[kRouter], ExpertViews(gradients)},
-                                                    stream_));
+    EK_RETURN_IF_ERROR(MoeInnerBackward(layer, w, gradients));
     EK_RETURN_IF_ERROR(
         NormBackward(boundary(2 * layer + 1).const_view(), w[kMoeNorm], t.moe_inverse_rms, gradients[kMoeNorm]));
     EK_RETURN_IF_ERROR(parameters_.FlushGradients(leaf));
@@ -511,6 +582,7 @@ class RankModel final : public LanguageModel {
   Device* const device_;
   Stream& stream_;
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers_;
+  std::unique_ptr<moe::DenseBranch> branch_;  // serves all layers; null: none
   zero3::LeafId embedding_leaf_, head_leaf_;
   std::vector<zero3::LeafId> attention_leaves_, moe_leaves_;
 
@@ -518,6 +590,7 @@ class RankModel final : public LanguageModel {
   std::vector<LayerTape> tapes_;
   Tensor dx_;  // gradient of the residual stream
   Tensor scratch_, dnormed_, addend_, dq_, dk_, dv_, dcontext_;
+  Tensor dmoe_, dbranch_;  // with a branch: gradients of the experts' output and of the branch's input
   Tensor logits_, head_inverse_rms_, loss_, inputs_, targets_, positions_;
 
   // Of the running pass.

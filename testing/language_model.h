@@ -8,7 +8,8 @@
 //   EK_ASSIGN_OR_RETURN(ModelPass pass, model->ForwardBackward(batch, router_step, tap));
 //   EK_RETURN_IF_ERROR(parameters.Step().status());
 //
-// Token and position embedding; per layer x += attention(norm(x)), x += experts(norm(x)); final norm, output
+// Token and position embedding; per layer x += attention(norm(x)), x += experts(norm(x)), perhaps with a dense branch
+// beside the experts (one more sum over lanes, booked as attention's are); final norm, output
 // projection, cross entropy. Tensor parallelism: heads and ffn columns are split over lanes; q, k, v are column
 // parallel and wo row parallel, with the adjoint pair copy (backward: all-reduce) and all-reduce (backward: identity)
 // around them, so that everything outside is computed identically on all lanes.

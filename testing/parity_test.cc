@@ -143,6 +143,39 @@ TEST(ParityTest, SwiGluWithBiasesAndNothingDropped) {
   EXPECT_EQ(result.runs[0].dropped_routes, 0);
 }
 
+// Shared experts, gated shared experts and residual MoE beside the routed ones, in whole runs.
+TEST(ParityTest, DenseBranchesHold) {
+  using Change = std::function<void(LanguageModelConfig&)>;
+  const std::vector<Change> branches = {
+      [](LanguageModelConfig& model) { model.shared_experts = 2; },
+      [](LanguageModelConfig& model) { model.shared_experts = 1, model.shared_gate = true; },
+      [](LanguageModelConfig& model) { model.residual_moe = true; },
+  };
+  for (size_t i = 0; i < branches.size(); ++i) {
+    SCOPED_TRACE(i);
+    ParityConfig config = SmallConfig(2, 2, 2, kBuiltin, 2);
+    branches[i](config.base.model);
+    config.base.model.activation = i == 1 ? moe::ExpertActivation::kSwiGlu : moe::ExpertActivation::kGelu;
+    config.base.model.expert_bias = i != 0;
+    ExpectHolds(config);
+    for (DType dtype : {DType::kF64, DType::kBF16}) {
+      ParityConfig other = SmallConfig(2, 1, 2, {"fused", "token_sliced"}, 2);
+      branches[i](other.base.model);
+      other.base.model.dtype = dtype;
+      ExpectHolds(other);
+    }
+  }
+}
+
+TEST(ParityTest, DenseBranchesAreTheSameBitsRecomputedAndOnWorkerStreams) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"fused", "fused", "fused"});
+  config.base.model.residual_moe = true;
+  config.entries[1].change = [](TrainingConfig& own) { own.model.recompute = true; };
+  config.entries[2].change = [](TrainingConfig& own) { own.model.recompute = own.worker_streams = true; };
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+}
+
 TEST(ParityTest, FetchPoliciesGiveTheSameBitsAndTheirOwnCounts) {
   ParityConfig config = SmallConfig(2, 2, 4, {"fused"}, 4);
   for (const char* policy : {"coalesced", "per_parameter", "off"}) {

@@ -10,6 +10,7 @@
 #include "evenkeel/moe/order_parser.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/testing/reference_branch.h"
 
 namespace evenkeel::testutil {
 namespace {
@@ -26,6 +27,16 @@ absl::Status CheckAtLeastOne(absl::string_view name, int64_t value) {
   return Bad(absl::StrCat(name, " is ", value, ", wanted at least 1"));
 }
 
+absl::Status CheckBranch(const LanguageModelConfig& model) {
+  if (model.shared_experts < 0)
+    return Bad(absl::StrCat("shared_experts is ", model.shared_experts, ", wanted 0 or more"));
+  if (model.shared_gate && model.shared_experts == 0) return Bad("shared_gate needs shared_experts");
+  if (model.residual_moe && model.shared_experts > 0) {
+    return Bad(absl::StrCat("residual_moe beside ", model.shared_experts, " shared_experts: choose one"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckModel(const LanguageModelConfig& model) {
   EK_RETURN_IF_ERROR(CheckAtLeastOne("vocabulary", model.vocabulary));
   EK_RETURN_IF_ERROR(CheckAtLeastOne("sequence", model.sequence));
@@ -38,6 +49,7 @@ absl::Status CheckModel(const LanguageModelConfig& model) {
   EK_RETURN_IF_ERROR(CheckAtLeastOne("top_k", model.top_k));
   if (model.top_k > model.experts) return Bad(absl::StrCat("top_k ", model.top_k, " exceeds experts ", model.experts));
   EK_RETURN_IF_ERROR(CheckDivides("heads", model.heads, "hidden", model.hidden));
+  EK_RETURN_IF_ERROR(CheckBranch(model));
   if (model.vocabulary < 256) return Bad(absl::StrCat("vocabulary ", model.vocabulary, " is below the 256 bytes"));
   if (model.dtype != DType::kF32 && model.dtype != DType::kBF16 && model.dtype != DType::kF64) {
     return Bad(absl::StrCat("dtype ", DTypeName(model.dtype), " is none of f32, bf16, f64"));
@@ -52,6 +64,17 @@ absl::Status CheckOptimizer(const zero3::OptimizerOptions& optimizer) {
 
 }  // namespace
 
+moe::DenseBranchConfig LanguageModelConfig::branch() const {
+  moe::DenseBranchConfig config;
+  config.hidden = hidden;
+  config.ffn = residual_moe ? ffn : shared_experts * ffn;
+  config.activation = activation;
+  config.bias = expert_bias;
+  config.mix = residual_moe ? moe::BranchMix::kSoftmax : shared_gate ? moe::BranchMix::kSigmoid : moe::BranchMix::kAdd;
+  config.dtype = dtype;
+  return config;
+}
+
 double DefaultLearningRate(zero3::OptimizerOptions::Kind optimizer) {
   return optimizer == zero3::OptimizerOptions::Kind::kAdamW ? 0.003 : 0.3;
 }
@@ -65,6 +88,8 @@ absl::Status ValidateTrainingConfig(const TrainingConfig& config) {
   EK_RETURN_IF_ERROR(CheckAtLeastOne("dp", mesh.dp));
   EK_RETURN_IF_ERROR(CheckDivides("tp", mesh.tp, "heads", model.heads));
   EK_RETURN_IF_ERROR(CheckDivides("ep", mesh.ep, "experts", model.experts));
+  if (model.has_branch())
+    EK_RETURN_IF_ERROR(CheckDivides("tp", mesh.tp, "ffn of the dense branch", model.branch().ffn));
   const comm::MeshShape layout = MeshForOrder(mesh, config.order);
   EK_RETURN_IF_ERROR(CheckDivides("etp", layout.etp, "ffn", model.ffn));
   EK_RETURN_IF_ERROR(comm::Mesh::Create(layout).status());
@@ -111,6 +136,13 @@ ReferenceConfig ReferenceConfigOf(const LanguageModelConfig& model, const comm::
   config.swiglu = model.activation == moe::ExpertActivation::kSwiGlu;
   config.expert_bias = model.expert_bias;
   config.norm_epsilon = model.norm_epsilon;
+  if (model.has_branch()) {
+    const moe::DenseBranchConfig branch = model.branch();
+    config.branch_ffn = branch.ffn;
+    config.branch = branch.mix == moe::BranchMix::kAdd       ? ReferenceMix::kAdd
+                    : branch.mix == moe::BranchMix::kSigmoid ? ReferenceMix::kSigmoid
+                                                             : ReferenceMix::kSoftmax;
+  }
   config.router.experts = model.experts;
   config.router.top_k = model.top_k;
   config.router.capacity_numerator = model.capacity_factor.numerator();

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/moe/capacity.h"
+#include "evenkeel/moe/dense_branch.h"
 #include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/router_config.h"
@@ -43,6 +44,11 @@ struct LanguageModelConfig {
   moe::DropPolicy drop = moe::DropPolicy::kByTopK;
   moe::ExpertActivation activation = moe::ExpertActivation::kGelu;
   bool expert_bias = false;
+  // A dense MLP that every token passes beside its experts (moe/dense_branch.h): shared experts, each as wide as a
+  // routed one, perhaps behind a sigmoid gate; or one MLP in a learnt mixture with the experts, residual MoE.
+  int shared_experts = 0;
+  bool shared_gate = false;
+  bool residual_moe = false;
   float balance_coefficient = 0.01f;
   float z_coefficient = 0;
   double norm_epsilon = 1e-5;
@@ -50,6 +56,9 @@ struct LanguageModelConfig {
   bool recompute = false;     // drop activations inside blocks and compute them again in the backward
 
   int64_t tokens() const { return sequence * sequences; }
+  bool has_branch() const { return shared_experts > 0 || residual_moe; }
+  // What moe::DenseBranch is made with; only with has_branch().
+  moe::DenseBranchConfig branch() const;
 };
 
 // A rate at which the loss of the default model visibly falls within 50 steps.
@@ -72,7 +81,8 @@ struct TrainingConfig {
 };
 
 // InvalidArgument, one line with the numbers: tp that divides neither heads nor ffn, ep that does not divide dp (or the
-// world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1, a bad optimizer.
+// world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1, a bad optimizer, a
+// gate without shared experts, residual MoE beside them.
 absl::Status ValidateTrainingConfig(const TrainingConfig& config);
 
 // `mesh` with the expert TP that `order` asks for: whole experts have etp 1, sliced ones etp = tp; an order that takes

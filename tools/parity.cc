@@ -29,9 +29,11 @@
 #include "evenkeel/comm/mpi/mpi_backend.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/capacity.h"
+#include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/moe/order_planner.h"
+#include "evenkeel/moe/router_config.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
@@ -59,6 +61,14 @@ DEFINE_uint64(seed, 1, "of initial weights, batches and router noise");
 DEFINE_int32(experts, 8, "experts of a layer");
 DEFINE_int32(top_k, 2, "routes per token");
 DEFINE_string(capacity_factor, "1.25", "0 is dropless");
+DEFINE_string(drop, "by_top_k", "which routes of an over-full expert stay: by_top_k, probs, position, choices_first");
+DEFINE_double(z_coefficient, 0, "of the router z-loss");
+DEFINE_string(activation, "gelu", "of the experts: gelu or swiglu");
+DEFINE_bool(expert_bias, false, "biases in the experts");
+DEFINE_bool(recompute, false, "compute activations again in the backward, with the routing replayed");
+DEFINE_int32(shared_experts, 0, "experts that every token passes beside its routed ones (DeepSeekMoE)");
+DEFINE_bool(shared_gate, false, "the shared experts' output is scaled by a sigmoid gate (Qwen2-MoE)");
+DEFINE_bool(residual_moe, false, "a dense MLP in a learnt mixture with the experts (DeepSpeed's use_residual)");
 DEFINE_string(corpus, evenkeel::testutil::kDefaultCorpus, "any text file or folder, read as bytes");
 DEFINE_string(out, "parity-report", "folder for report.json, report.html, report.md, loss.png");
 DEFINE_int32(deadline_seconds, 60, "limit of every collective call");
@@ -182,12 +192,46 @@ absl::StatusOr<std::vector<ParityEntry>> Entries() {
   return entries;
 }
 
+// One of `known` by its name.
+template <typename T>
+absl::Status Choose(const char* flag, const std::string& value,
+                    const std::vector<std::pair<absl::string_view, T>>& known, T* chosen) {
+  std::vector<absl::string_view> names;
+  for (const auto& [name, choice] : known) {
+    names.push_back(name);
+    if (name != value) continue;
+    *chosen = choice;
+    return absl::OkStatus();
+  }
+  return BadFlag(flag, value, absl::StrCat("known are ", absl::StrJoin(names, ", ")));
+}
+
+absl::Status SetExperts(testutil::LanguageModelConfig* model) {
+  EK_RETURN_IF_ERROR(Choose<moe::DropPolicy>("drop", FLAGS_drop,
+                                             {{"by_top_k", moe::DropPolicy::kByTopK},
+                                              {"probs", moe::DropPolicy::kProbs},
+                                              {"position", moe::DropPolicy::kPosition},
+                                              {"choices_first", moe::DropPolicy::kChoiceThenPosition}},
+                                             &model->drop));
+  EK_RETURN_IF_ERROR(Choose<moe::ExpertActivation>(
+      "activation", FLAGS_activation,
+      {{"gelu", moe::ExpertActivation::kGelu}, {"swiglu", moe::ExpertActivation::kSwiGlu}}, &model->activation));
+  model->z_coefficient = static_cast<float>(FLAGS_z_coefficient);
+  model->expert_bias = FLAGS_expert_bias;
+  model->recompute = FLAGS_recompute;
+  model->shared_experts = FLAGS_shared_experts;
+  model->shared_gate = FLAGS_shared_gate;
+  model->residual_moe = FLAGS_residual_moe;
+  return absl::OkStatus();
+}
+
 absl::Status SetModel(testutil::TrainingConfig* base) {
   base->mesh = {FLAGS_tp, FLAGS_ep, FLAGS_dp, FLAGS_etp == 0 ? FLAGS_tp : FLAGS_etp};
   base->seed = FLAGS_seed;
   base->zero3.seed = FLAGS_seed;
   base->model.experts = FLAGS_experts;
   base->model.top_k = FLAGS_top_k;
+  EK_RETURN_IF_ERROR(SetExperts(&base->model));
   EK_ASSIGN_OR_RETURN(base->model.dtype, ParseDType(FLAGS_dtype));
   const absl::StatusOr<moe::Rational> factor = moe::Rational::Parse(FLAGS_capacity_factor);
   if (!factor.ok()) return BadFlag("capacity_factor", FLAGS_capacity_factor, factor.status().message());
@@ -226,8 +270,11 @@ absl::StatusOr<ParityConfig> ConfigFromFlags() {
   EK_RETURN_IF_ERROR(SetModel(&config.base));
   EK_ASSIGN_OR_RETURN(config.entries, Entries());
   config.steps = FLAGS_steps;
-  for (const char* flag : {"reference", "candidate", "tp", "ep", "dp", "backend", "zero3", "dtype", "optimizer",
-                           "steps", "seed", "experts", "top_k", "capacity_factor", "corpus"}) {
+  for (const char* flag :
+       {"reference",    "candidate",     "tp",         "ep",          "dp",        "backend",        "zero3",
+        "dtype",        "optimizer",     "steps",      "seed",        "experts",   "top_k",          "capacity_factor",
+        "drop",         "z_coefficient", "activation", "expert_bias", "recompute", "shared_experts", "shared_gate",
+        "residual_moe", "corpus"}) {
     config.description.push_back({flag, gflags::GetCommandLineFlagInfoOrDie(flag).current_value});
   }
   config.description.push_back({"learning_rate", absl::StrCat(config.base.zero3.optimizer.learning_rate)});

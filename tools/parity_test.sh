@@ -43,6 +43,11 @@ expect 2 '--zero3=all' --zero3=all
 expect 2 "unknown dtype 'f12'" --dtype=f12
 expect 2 '--optimizer=lion' --optimizer=lion
 expect 2 'steps' --steps=0
+expect 2 '--drop=all: known are by_top_k, probs' --drop=all
+expect 2 '--activation=relu: known are gelu, swiglu' --activation=relu
+expect 2 'shared_experts is -1' --shared_experts=-1
+expect 2 'shared_gate needs shared_experts' --shared_gate
+expect 2 'choose one' --shared_experts=2 --residual_moe
 expect 2 "unexpected 'word'" word
 expect 2 "unknown command line flag 'tpp'" --tpp=2
 expect 2 "illegal value 'two'" --tp=two
@@ -75,5 +80,8 @@ expect 0 'auto=' "${small[@]}" --candidate=auto
 expect 0 'bounded' "${small[@]}" --reference=dense --candidate=fused
 expect 0 'bitwise' "${small[@]}" --dtype=bf16 --optimizer=adamw --candidate=fused
 expect 0 'bitwise' "${small[@]}" --capacity_factor=0 --candidate=token_sliced --reference=reference
+expect 0 'bitwise' "${small[@]}" --shared_experts=2 --shared_gate --activation=swiglu --candidate=fused
+expect 0 'bitwise' "${small[@]}" --residual_moe --expert_bias --drop=position --z_coefficient=0.01 --candidate=token_sliced
+expect 0 'bitwise' "${small[@]}" --recompute --candidate=fused
 
 exit "$failed"
