@@ -143,22 +143,24 @@ PhasePlan ReducePhase(const std::byte* from, std::byte* into, const std::vector<
   return phase;
 }
 
-void AppendGather(const std::byte* block, std::byte* into, const std::vector<int64_t>& offsets, int64_t element_bytes,
-                  Place place, CallPlan* plan) {
+absl::Status AppendGather(const std::byte* block, std::byte* into, const std::vector<int64_t>& offsets,
+                          int64_t element_bytes, Place place, CallPlan* plan) {
   if (place.grid != nullptr) {
     plan->two_level = true;
     return AppendTwoLevelGather(*place.grid, block, into, offsets, element_bytes, place, plan);
   }
   plan->phases.push_back(GatherPhase(block, into, offsets, element_bytes, place));
+  return absl::OkStatus();
 }
 
-void AppendReduce(const std::byte* from, std::byte* into, const std::vector<int64_t>& offsets, int64_t element_bytes,
-                  Place place, CallPlan* plan) {
+absl::Status AppendReduce(const std::byte* from, std::byte* into, const std::vector<int64_t>& offsets,
+                          int64_t element_bytes, Place place, CallPlan* plan) {
   if (place.grid != nullptr && place.grid->nodes_are_subtrees()) {
     plan->two_level = true;
     return AppendTwoLevelReduce(*place.grid, from, into, offsets, element_bytes, place, plan);
   }
   plan->phases.push_back(ReducePhase(from, into, offsets, element_bytes, place));
+  return absl::OkStatus();
 }
 
 struct Buffers {
@@ -186,9 +188,9 @@ absl::Status FillAllReduce(const ConstTensorView& send, const TensorView& recv, 
   EK_RETURN_IF_ERROR(CheckPlacement("recv", buffers.recv, "send", buffers.send, 0, plan));
   const std::vector<int64_t> offsets = EvenOffsets(send.num_elements(), place.size);
   std::byte* const own = buffers.into() + offsets[place.rank] * buffers.element_bytes;
-  AppendReduce(buffers.send.data, own, offsets, buffers.element_bytes, place, plan);
-  if (place.size > 1) AppendGather(own, buffers.into(), offsets, buffers.element_bytes, place, plan);
-  return absl::OkStatus();
+  EK_RETURN_IF_ERROR(AppendReduce(buffers.send.data, own, offsets, buffers.element_bytes, place, plan));
+  if (place.size == 1) return absl::OkStatus();
+  return AppendGather(own, buffers.into(), offsets, buffers.element_bytes, place, plan);
 }
 
 // AllGather and AllGatherV once the offsets are known.
@@ -200,8 +202,7 @@ absl::Status FillGather(const ConstTensorView& send, const TensorView& recv, con
   EK_RETURN_IF_ERROR(CheckElements("recv", recv.num_elements(), offsets.back(), "all ranks' counts"));
   EK_RETURN_IF_ERROR(
       CheckPlacement("send", buffers.send, "recv", buffers.recv, offsets[place.rank] * buffers.element_bytes, plan));
-  AppendGather(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place, plan);
-  return absl::OkStatus();
+  return AppendGather(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place, plan);
 }
 
 absl::Status FillReduceScatter(const ConstTensorView& send, const TensorView& recv, ReduceOp op,
@@ -213,8 +214,7 @@ absl::Status FillReduceScatter(const ConstTensorView& send, const TensorView& re
   EK_RETURN_IF_ERROR(CheckElements("send", send.num_elements(), offsets.back(), "all ranks' counts"));
   EK_RETURN_IF_ERROR(
       CheckPlacement("recv", buffers.recv, "send", buffers.send, offsets[place.rank] * buffers.element_bytes, plan));
-  AppendReduce(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place, plan);
-  return absl::OkStatus();
+  return AppendReduce(buffers.send.data, buffers.into(), offsets, buffers.element_bytes, place, plan);
 }
 
 absl::Status FillExchange(const ConstTensorView& send, const std::vector<int64_t>& send_offsets, const TensorView& recv,
@@ -228,12 +228,11 @@ absl::Status FillExchange(const ConstTensorView& send, const std::vector<int64_t
     plan->two_level = true;
     if (plan->operation == Operation::kAllToAll) {
       const int64_t block = send_offsets[1];
-      AppendTwoLevelExchange(
+      return AppendTwoLevelExchange(
           *place.grid, buffers.send.data, buffers.into(), [block](int, int) { return block; }, b, place, plan);
-    } else {
-      plan->exchange_from = buffers.send.data;
-      plan->exchange_into = buffers.into();
     }
+    plan->exchange_from = buffers.send.data;
+    plan->exchange_into = buffers.into();
     return absl::OkStatus();
   }
   PhasePlan phase = NewPhase(place.size);
@@ -336,12 +335,15 @@ bool AllCall(Operation operation, absl::Span<const Fingerprint> all) {
 
 }  // namespace
 
-void CompletePlan(const Agreement& agreement, Place place, CallPlan* plan) {
-  if (!plan->two_level || plan->operation != Operation::kAllToAllV) return;
+bool CallPlan::combines() const {
+  return std::any_of(phases.begin(), phases.end(), [](const PhasePlan& phase) { return phase.reduces; });
+}
+
+absl::Status CompletePlan(const Agreement& agreement, Place place, CallPlan* plan) {
   const int64_t* const rows = agreement.rows.data();
   const auto count = [rows, place](int from, int to) { return rows[int64_t{from} * 2 * place.size + to]; };
-  AppendTwoLevelExchange(*place.grid, plan->exchange_from, plan->exchange_into, count,
-                         SizeOf(static_cast<DType>(plan->dtype)), place, plan);
+  return AppendTwoLevelExchange(*place.grid, plan->exchange_from, plan->exchange_into, count,
+                                SizeOf(static_cast<DType>(plan->dtype)), place, plan);
 }
 
 std::vector<int64_t> EvenOffsets(int64_t n, int size) {

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/reduce_op.h"
+#include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/transport.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
 
@@ -27,6 +28,7 @@ struct Place {
   int rank = 0;
   int size = 1;
   const NodeGrid* grid = nullptr;  // set: use the two-level form where there is one
+  ScratchMemory* scratch = ScratchMemory::Heap();
 };
 
 // Work on this rank's own memory before a phase.
@@ -64,8 +66,11 @@ struct CallPlan {
   absl::Status bad_argument;
   std::vector<PhasePlan> phases;
   bool two_level = false;
-  std::vector<std::unique_ptr<std::byte[]>> scratch;  // what the phases of the two-level form go through
+  std::vector<ScratchBlock> scratch;  // what the phases of the two-level form go through
   // The two-level all_to_all_v depends on everybody's counts: its phases are made by CompletePlan.
+  bool needs_completion() const { return two_level && operation == Operation::kAllToAllV && bad_argument.ok(); }
+  // Whether what arrives in some phase is combined.
+  bool combines() const;
   const std::byte* exchange_from = nullptr;
   std::byte* exchange_into = nullptr;
   std::vector<int> members;  // of a pair: the group ranks behind its ranks 0 and 1; else empty
@@ -91,8 +96,9 @@ CallPlan PlanRecv(const TensorView& recv, int peer, Place place);
 // ranks: one must send, the other receive.
 std::optional<Disagreement> Judge(const CallPlan& plan, const Agreement& agreement);
 
-// Adds the phases that depend on what the ranks agreed on, if there are any.
-void CompletePlan(const Agreement& agreement, Place place, CallPlan* plan);
+// Adds the phases that depend on what the ranks agreed on, to a plan that needs them. ResourceExhausted when there is
+// no memory for them.
+absl::Status CompletePlan(const Agreement& agreement, Place place, CallPlan* plan);
 
 // n elements cut into `size` blocks whose lengths differ by at most one, longer ones first: the size + 1 offsets.
 std::vector<int64_t> EvenOffsets(int64_t n, int size);

@@ -18,11 +18,12 @@
 //
 // Errors, returned by the call on an inline stream and by the stream's
 // Synchronize() on a worker stream:
-//   InvalidArgument     this rank's own arguments (peers get FailedPrecondition
-//   naming this rank) FailedPrecondition  the ranks disagree; nothing was
-//   transferred DeadlineExceeded    peers absent, alive or unknown Unavailable
-//   a peer is known to be dead Aborted             the group was broken before
-//   (carries the first cause)
+//   InvalidArgument     this rank's own arguments (peers get FailedPrecondition naming this rank)
+//   FailedPrecondition  the ranks disagree; nothing was transferred
+//   ResourceExhausted   a rank has no memory for the call; nothing was transferred
+//   DeadlineExceeded    peers absent, alive or unknown
+//   Unavailable         a peer is known to be dead
+//   Aborted             the group was broken before (carries the first cause)
 // After any error the group is broken and stays so; create a new group (it gets
 // a new epoch).
 #ifndef EVENKEEL_COMM_COMMUNICATOR_H_

@@ -110,15 +110,21 @@ std::optional<Disagreement> FindDamaged(absl::Span<const Fingerprint> all) {
 
 std::optional<Disagreement> FindRefusals(absl::Span<const Fingerprint> all) {
   Disagreement found{.what = "a rank refuses the call because its own arguments are bad"};
+  bool only_memory = true;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Fingerprint& f = all[rank];
     if (f.local_status == 0) continue;
+    only_memory = only_memory && f.local_status == static_cast<uint32_t>(absl::StatusCode::kResourceExhausted);
     const auto code = static_cast<absl::StatusCode>(f.local_status);
     found.findings.push_back(
         {static_cast<int>(rank), absl::StrCat("refuses ", OperationName(static_cast<Operation>(f.operation)), ": ",
                                               absl::StatusCodeToString(code))});
   }
   if (found.findings.empty()) return std::nullopt;
+  if (only_memory) {
+    found.code = absl::StatusCode::kResourceExhausted;
+    found.what = "a rank has no memory for the call; nothing was transferred";
+  }
   return found;
 }
 

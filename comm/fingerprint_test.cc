@@ -127,6 +127,23 @@ TEST(FingerprintTest, FindsEveryDifferingFieldAndTheOddRank) {
   }
 }
 
+// A rank without memory is everybody's ResourceExhausted; one with bad arguments beside it is the graver reason.
+TEST(FingerprintTest, C31_RanksWithoutMemory) {
+  std::vector<Fingerprint> all(3, Sample());
+  all[1].local_status = static_cast<uint32_t>(absl::StatusCode::kResourceExhausted);
+  all[1] = SealFingerprint(all[1]);
+  auto found = FindDisagreement(all);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->code, absl::StatusCode::kResourceExhausted);
+  ASSERT_EQ(found->findings.size(), 1u);
+  EXPECT_EQ(found->findings[0], (RankFinding{1, "refuses all_reduce: RESOURCE_EXHAUSTED"}));
+  all[2].local_status = static_cast<uint32_t>(absl::StatusCode::kInvalidArgument);
+  all[2] = SealFingerprint(all[2]);
+  found = FindDisagreement(all);
+  EXPECT_EQ(found->code, absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(found->findings.size(), 2u);
+}
+
 TEST(FingerprintTest, AgreementAndWhatMayDiffer) {
   std::vector<Fingerprint> all(4, Sample());
   EXPECT_EQ(FindDisagreement(all), std::nullopt);

@@ -112,7 +112,7 @@ class Impl final : public Communicator {
     Transport* transport_;
   };
 
-  Place place() const { return {options_.rank, size(), grid_.has_value() ? &*grid_ : nullptr}; }
+  Place place() const { return {options_.rank, size(), grid_.has_value() ? &*grid_ : nullptr, options_.scratch}; }
   ErrorContext Context(const Call& call) const { return CallContext(group(), epoch(), rank(), call); }
 
   absl::Status Issue(CallPlan plan, Stream& stream) {
@@ -193,10 +193,11 @@ class Impl final : public Communicator {
   }
 
   absl::Status AgreeAndMove(CallPlan& plan, const Call& call, Transport* transport) {
+    if (plan.bad_argument.ok()) plan.bad_argument = transport->Reserve(plan.combines());
     const bool refuses = !plan.bad_argument.ok();
     Posting posting{.fingerprint = MakeFingerprint(plan, call), .row = plan.row};
     Phase first;
-    if (!plan.phases.empty()) {
+    if (!refuses && !plan.phases.empty()) {
       RunLocalSteps(plan, plan.phases.front());
       plan.phases.front().before.clear();
       first = SpansOf(plan.phases.front());
@@ -206,16 +207,35 @@ class Impl final : public Communicator {
     const absl::Status agreed = transport->Agree(call, posting, &agreement);
     if (refuses) return OwnError(call, plan.bad_argument);
     EK_RETURN_IF_ERROR(agreed);
-    options_.ledger->AddControl((transport->size() - 1) *
-                                static_cast<int64_t>(kFingerprintBytes + plan.row.size() * sizeof(int64_t)));
-    if (std::optional<Disagreement> odd = Judge(plan, agreement); odd.has_value()) {
-      ErrorContext context = Context(call);
-      context.findings = std::move(odd->findings);
-      return TransportError(odd->code, std::move(context), odd->what);
-    }
+    BookControl(posting, transport);
+    if (std::optional<Disagreement> odd = Judge(plan, agreement); odd.has_value()) return DisagreementError(call, *odd);
+    if (plan.needs_completion()) EK_RETURN_IF_ERROR(Complete(plan, call, agreement, transport));
     if (plan.members.empty()) options_.ledger->AddCollective(group().axis);
-    CompletePlan(agreement, place(), &plan);
     return Move(plan, call, transport);
+  }
+
+  // What only the agreed counts tell: the phases, and whether all ranks have the memory for them.
+  absl::Status Complete(CallPlan& plan, const Call& call, const Agreement& agreement, Transport* transport) {
+    plan.bad_argument = CompletePlan(agreement, place(), &plan);
+    const Posting vote{.fingerprint = MakeFingerprint(plan, call)};
+    Agreement votes;
+    const absl::Status agreed = transport->Agree(call, vote, &votes);
+    if (!plan.bad_argument.ok()) return OwnError(call, plan.bad_argument);
+    EK_RETURN_IF_ERROR(agreed);
+    BookControl(vote, transport);
+    const std::optional<Disagreement> odd = FindDisagreement(votes.fingerprints);
+    return odd.has_value() ? DisagreementError(call, *odd) : absl::OkStatus();
+  }
+
+  void BookControl(const Posting& posting, const Transport* transport) {
+    options_.ledger->AddControl((transport->size() - 1) *
+                                static_cast<int64_t>(kFingerprintBytes + posting.row.size() * sizeof(int64_t)));
+  }
+
+  absl::Status DisagreementError(const Call& call, const Disagreement& odd) const {
+    ErrorContext context = Context(call);
+    context.findings = odd.findings;
+    return TransportError(odd.code, std::move(context), odd.what);
   }
 
   void RunLocalSteps(const CallPlan& plan, const PhasePlan& phase) const {

@@ -17,6 +17,7 @@
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
+#include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/comm/transport.h"
 
@@ -34,6 +35,7 @@ class HostCommunicator {
     // Exchange between nodes through one rank per node and peer index, where the group covers several nodes with
     // equally many ranks each. Same bits, other bytes by link class. Must be equal on all ranks.
     bool two_level = false;
+    ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the communicator
   };
 
   // `transport` may be null for a group of one rank, which never uses it.

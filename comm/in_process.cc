@@ -187,7 +187,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> InProcessBackend::CreateGroup(cons
                                     .ledger = &ledger_,
                                     .topology = &world_->topology(),
                                     .deadline = world_->options().deadline,
-                                    .two_level = world_->options().two_level};
+                                    .two_level = world_->options().two_level,
+                                    .scratch = world_->options().scratch};
   std::unique_ptr<Transport> transport;
   if (group.size() == 1) {
     options.epoch = world_->NextEpoch();
@@ -404,7 +405,8 @@ absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group
     EndGathering(gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
                  {{group.IndexOf(rank), absl::StrCat("makes ", GroupText(group), ", others another group with it")}});
   } else if (++gathering->num_joined == group.size()) {
-    gathering->result = std::make_shared<InProcessGroup>(group, ++last_epoch_, wait_, options_.eager_bytes);
+    gathering->result =
+        std::make_shared<InProcessGroup>(group, ++last_epoch_, wait_, options_.eager_bytes, options_.scratch);
     groups_[gathering->result.get()] = gathering->result;
     EndGathering(gathering.get(), absl::StatusCode::kOk, "", {});
   } else {

@@ -15,7 +15,7 @@ constexpr int64_t kEagerAlignment = 16;
 }  // namespace
 
 InProcessGroup::InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wait, int64_t eager_bytes,
-                               InProcessGroup* parent, std::vector<int> members)
+                               ScratchMemory* scratch, InProcessGroup* parent, std::vector<int> members)
     : group_(std::move(group)),
       epoch_(epoch),
       wait_(wait),
@@ -23,6 +23,7 @@ InProcessGroup::InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wai
       parent_(parent),
       members_(std::move(members)),
       rendezvous_(group_.size(), wait.wait_ns, wait.yields),
+      scratch_(scratch),
       reading_(group_.size()),
       last_calls_(group_.size()),
       departed_(group_.size()) {
@@ -41,8 +42,12 @@ void InProcessGroup::PostBlocks(uint32_t index, int rank, const Phase* phase) {
   posted.lends[rank] = 0;
   if (phase == nullptr) return;
   const void** const blocks = &posted.blocks[static_cast<size_t>(rank) * size()];
-  std::unique_ptr<std::byte[]>& buffer = eager_[index & 1u][rank];
-  if (buffer == nullptr && eager_bytes_ > 0) buffer = std::make_unique<std::byte[]>(eager_bytes_);
+  ScratchBlock& buffer = eager_[index & 1u][rank];
+  if (buffer == nullptr && eager_bytes_ > 0) {
+    absl::StatusOr<ScratchBlock> block = AllocateScratch(scratch_, eager_bytes_, "small blocks");
+    if (block.ok()) buffer = *std::move(block);
+  }
+  const int64_t capacity = buffer == nullptr ? 0 : eager_bytes_;
   int64_t used = 0;
   SendSpan last;
   const void* last_copy = nullptr;
@@ -51,11 +56,11 @@ void InProcessGroup::PostBlocks(uint32_t index, int rank, const Phase* phase) {
     const SendSpan& span = phase->sends[to];
     if (to == rank || span.bytes == 0) continue;
     if (span.data != last.data || span.bytes != last.bytes) {
-      lends = span.bytes > eager_bytes_ - used;
+      lends = span.bytes > capacity - used;
       if (lends) break;
       last = span;
       last_copy = std::memcpy(buffer.get() + used, span.data, static_cast<size_t>(span.bytes));
-      used = std::min(eager_bytes_, (used + span.bytes + kEagerAlignment - 1) / kEagerAlignment * kEagerAlignment);
+      used = std::min(capacity, (used + span.bytes + kEagerAlignment - 1) / kEagerAlignment * kEagerAlignment);
     }
     blocks[to] = last_copy;
   }
@@ -208,7 +213,7 @@ std::shared_ptr<InProcessGroup> InProcessGroup::PairOf(int low, int high) {
     std::shared_ptr<InProcessGroup>& entry = pairs_[{low, high}];
     if (entry == nullptr) {
       Group members{.axis = group_.axis, .name = group_.name, .ranks = {group_.ranks[low], group_.ranks[high]}};
-      entry = std::make_shared<InProcessGroup>(std::move(members), epoch_, wait_, eager_bytes_, this,
+      entry = std::make_shared<InProcessGroup>(std::move(members), epoch_, wait_, eager_bytes_, scratch_, this,
                                                std::vector<int>{low, high});
     }
     pair = entry;

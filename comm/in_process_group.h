@@ -22,6 +22,7 @@
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/rendezvous.h"
+#include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/transport.h"
 #include "evenkeel/runtime/base/error_context.h"
 
@@ -37,7 +38,7 @@ struct WaitPolicy {
 class InProcessGroup {
  public:
   // `parent` is set for a pair, and outlives its users: ranks 0 and 1 are its group ranks members[0] and members[1].
-  InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wait, int64_t eager_bytes,
+  InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wait, int64_t eager_bytes, ScratchMemory* scratch,
                  InProcessGroup* parent = nullptr, std::vector<int> members = {});
 
   const Group& group() const { return group_; }
@@ -119,7 +120,8 @@ class InProcessGroup {
   const std::vector<int> members_;
   Rendezvous rendezvous_;
   Posted posted_[2];
-  std::vector<std::unique_ptr<std::byte[]>> eager_[2];
+  ScratchMemory* const scratch_;
+  std::vector<ScratchBlock> eager_[2];
   std::vector<std::atomic<uint8_t>> reading_;  // by rank
   std::vector<std::atomic<uint64_t>> last_calls_;
   std::vector<std::atomic<bool>> departed_;

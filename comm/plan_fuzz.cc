@@ -195,7 +195,10 @@ void FuzzExchange(const World& world) {
     EK_CHECK_OK(plans.back().bad_argument);
     rows.insert(rows.end(), plans.back().row.begin(), plans.back().row.end());
   }
-  for (int r = 0; r < size; ++r) CompletePlan({.fingerprints = {}, .rows = rows}, world.place(r), &plans[r]);
+  for (int r = 0; r < size; ++r) {
+    if (!plans[r].needs_completion()) continue;
+    EK_CHECK_OK(CompletePlan({.fingerprints = {}, .rows = rows}, world.place(r), &plans[r]));
+  }
   CarryOut(plans);
   for (int r = 0; r < size; ++r) {
     int64_t at = 0;

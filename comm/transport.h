@@ -3,6 +3,7 @@
 // HostCommunicator (host_communicator.h) checks arguments, makes fingerprints, judges them, reduces and books bytes.
 // A Transport only moves bytes and knows about time and absence. One collective call is
 //
+//   Reserve(combines)                     the transport's own memory for the call, or why this rank must refuse it
 //   Agree(call, posting, &agreement)      everybody's fingerprint and count row, or who is absent
 //   ... HostCommunicator compares: when the ranks disagree, all stop here, no payload has moved ...
 //   Exchange(call, phase)                 0, 1 or more times; all ranks do equally many
@@ -101,7 +102,13 @@ class Transport {
   int size() const { return group().size(); }
   virtual int64_t epoch() const = 0;
 
-  // Gathers the postings of all ranks. Returns when every rank has called it. Zero Exchanges may follow.
+  // Gets what the Exchanges of the next call need, with `combines` also those that combine. ResourceExhausted when
+  // there is no memory for it; the transport stays usable. Local.
+  virtual absl::Status Reserve(bool combines) = 0;
+
+  // Gathers the postings of all ranks. Returns when every rank has called it. Zero Exchanges may follow, or another
+  // Agree of the same call (equal sequence, within the same limit), when only the first could tell whether it can be
+  // made.
   virtual absl::Status Agree(const Call& call, const Posting& posting, Agreement* agreement) = 0;
 
   // Moves the payload of one phase. On return this rank's receives are complete and its sends may be overwritten.

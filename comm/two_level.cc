@@ -4,14 +4,19 @@
 #include <map>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "evenkeel/comm/reduction.h"
+#include "evenkeel/comm/scratch_memory.h"
+#include "evenkeel/runtime/base/checked_math.h"
+#include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 
 namespace evenkeel::comm {
 namespace {
 
-std::byte* NewScratch(int64_t bytes, CallPlan* plan) {
-  plan->scratch.emplace_back(new std::byte[std::max<int64_t>(bytes, 1)]);
+absl::StatusOr<std::byte*> NewScratch(int64_t bytes, Place place, CallPlan* plan) {
+  EK_ASSIGN_OR_RETURN(ScratchBlock block, AllocateScratch(place.scratch, bytes, "the two-level form"));
+  plan->scratch.push_back(std::move(block));
   return plan->scratch.back().get();
 }
 
@@ -65,8 +70,9 @@ std::optional<NodeGrid> NodeGrid::Create(const Group& group, const Topology& top
   return grid;
 }
 
-void AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byte* into,
-                          const std::vector<int64_t>& offsets, int64_t element_bytes, Place place, CallPlan* plan) {
+absl::Status AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byte* into,
+                                  const std::vector<int64_t>& offsets, int64_t element_bytes, Place place,
+                                  CallPlan* plan) {
   const int node = grid.node(place.rank);
   const int local = grid.local(place.rank);
   const auto bytes_of = [&](int rank) { return (offsets[rank + 1] - offsets[rank]) * element_bytes; };
@@ -91,7 +97,7 @@ void AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byt
 
   // Within the node: the collected column of this local index to the others.
   PhasePlan within = EmptyPhase(place);
-  std::byte* const column = NewScratch(bytes_of_column(local), plan);
+  EK_ASSIGN_OR_RETURN(std::byte* const column, NewScratch(bytes_of_column(local), place, plan));
   int64_t at = 0;
   for (int n = 0; n < grid.num_nodes(); ++n) {
     const int rank = grid.RankAt(n, local);
@@ -102,7 +108,7 @@ void AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byt
   for (int l = 0; l < grid.per_node(); ++l) {
     if (l == local) continue;
     const int peer = grid.RankAt(node, l);
-    std::byte* const arrived = NewScratch(bytes_of_column(l), plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const arrived, NewScratch(bytes_of_column(l), place, plan));
     within.sends[peer] = {column, at};
     within.receives[peer] = {arrived, bytes_of_column(l)};
     int64_t from = 0;
@@ -114,10 +120,12 @@ void AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byt
   }
   plan->phases.push_back(std::move(within));
   AppendLocalSteps(std::move(unpack), place, plan);
+  return absl::OkStatus();
 }
 
-void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte* into,
-                          const std::vector<int64_t>& offsets, int64_t element_bytes, Place place, CallPlan* plan) {
+absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte* into,
+                                  const std::vector<int64_t>& offsets, int64_t element_bytes, Place place,
+                                  CallPlan* plan) {
   const int node = grid.node(place.rank);
   const int local = grid.local(place.rank);
   const int64_t partial_bytes = AccumulatorBytes(static_cast<DType>(plan->dtype));
@@ -133,7 +141,7 @@ void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte
   std::vector<const std::byte*> columns(grid.per_node());  // what this rank holds of column `local`, by source
   for (int l = 0; l < grid.per_node(); ++l) {
     const int peer = grid.RankAt(node, l);
-    std::byte* const packed = NewScratch(elements_of_column(l) * element_bytes, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const packed, NewScratch(elements_of_column(l) * element_bytes, place, plan));
     int64_t at = 0;
     for (int n = 0; n < grid.num_nodes(); ++n) {
       const int rank = grid.RankAt(n, l);
@@ -145,7 +153,7 @@ void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte
       continue;
     }
     within.sends[peer] = {packed, at};
-    std::byte* const arrived = NewScratch(elements_of_column(local) * element_bytes, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const arrived, NewScratch(elements_of_column(local) * element_bytes, place, plan));
     within.receives[peer] = {arrived, elements_of_column(local) * element_bytes};
     columns[l] = arrived;
   }
@@ -157,7 +165,7 @@ void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte
   int64_t at = 0;
   for (int n = 0; n < grid.num_nodes(); ++n) {
     const int peer = grid.RankAt(n, local);
-    std::byte* const partial = NewScratch(elements_of(peer) * partial_bytes, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const partial, NewScratch(elements_of(peer) * partial_bytes, place, plan));
     LocalStep reduce{.to = partial, .elements = elements_of(peer), .kind = LocalStep::Kind::kReduceToPartial};
     for (int l = 0; l < grid.per_node(); ++l) reduce.sources.push_back(columns[l] + at * element_bytes);
     between.before.push_back(std::move(reduce));
@@ -165,7 +173,7 @@ void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte
     sums[n] = partial;
     if (n == node) continue;
     between.sends[peer] = {partial, elements_of(peer) * partial_bytes};
-    std::byte* const arrived = NewScratch(elements_of(place.rank) * partial_bytes, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const arrived, NewScratch(elements_of(place.rank) * partial_bytes, place, plan));
     between.receives[peer] = {arrived, elements_of(place.rank) * partial_bytes};
     sums[n] = arrived;
   }
@@ -175,16 +183,25 @@ void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte
                      .sources = std::move(sums),
                      .kind = LocalStep::Kind::kReducePartials}},
                    place, plan);
+  return absl::OkStatus();
 }
 
-void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::byte* into,
-                            const std::function<int64_t(int, int)>& count, int64_t element_bytes, Place place,
-                            CallPlan* plan) {
+absl::Status AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::byte* into,
+                                    const std::function<int64_t(int, int)>& count, int64_t element_bytes, Place place,
+                                    CallPlan* plan) {
   const int self = place.rank;
   const int node = grid.node(self);
   const int local = grid.local(self);
   const int nodes = grid.num_nodes();
   const int locals = grid.per_node();
+  // Every block that passes here is part of a sum of all ranks' rows: when that has a number, so has every part.
+  int64_t all_bytes = 0;
+  for (int from_rank = 0; from_rank < place.size; ++from_rank) {
+    for (int to = 0; to < place.size; ++to) {
+      EK_ASSIGN_OR_RETURN(const int64_t block, CheckedMul(count(from_rank, to), element_bytes));
+      EK_ASSIGN_OR_RETURN(all_bytes, CheckedAdd(all_bytes, block));
+    }
+  }
   std::vector<int64_t> send_at(place.size + 1, 0), recv_at(place.size + 1, 0);  // bytes
   for (int r = 0; r < place.size; ++r) {
     send_at[r + 1] = send_at[r] + count(self, r) * element_bytes;
@@ -203,7 +220,7 @@ void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::by
       packed_bytes += bytes(self, grid.RankAt(n, l));
       arrived_bytes += bytes(peer, grid.RankAt(n, local));
     }
-    std::byte* const packed = NewScratch(packed_bytes, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const packed, NewScratch(packed_bytes, place, plan));
     int64_t at = 0;
     for (int n = 0; n < nodes; ++n) {
       const int to = grid.RankAt(n, l);
@@ -213,7 +230,7 @@ void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::by
     columns[l] = packed;
     if (l == local) continue;
     within.sends[peer] = {packed, packed_bytes};
-    std::byte* const arrived = NewScratch(arrived_bytes, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const arrived, NewScratch(arrived_bytes, place, plan));
     within.receives[peer] = {arrived, arrived_bytes};
     columns[l] = arrived;
   }
@@ -231,7 +248,7 @@ void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::by
       outgoing += bytes(grid.RankAt(node, l), peer);
       incoming += bytes(grid.RankAt(n, l), self);
     }
-    std::byte* const packed = NewScratch(outgoing, plan);
+    EK_ASSIGN_OR_RETURN(std::byte* const packed, NewScratch(outgoing, place, plan));
     int64_t at = 0;
     for (int l = 0; l < locals; ++l) {
       const int64_t part = bytes(grid.RankAt(node, l), peer);
@@ -241,7 +258,7 @@ void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::by
     }
     const std::byte* arrived = packed;
     if (n != node) {
-      std::byte* const received = NewScratch(incoming, plan);
+      EK_ASSIGN_OR_RETURN(std::byte* const received, NewScratch(incoming, place, plan));
       between.sends[peer] = {packed, outgoing};
       between.receives[peer] = {received, incoming};
       arrived = received;
@@ -255,6 +272,7 @@ void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::by
   }
   plan->phases.push_back(std::move(between));
   AppendLocalSteps(std::move(unpack), place, plan);
+  return absl::OkStatus();
 }
 
 }  // namespace evenkeel::comm

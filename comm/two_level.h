@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/topology.h"
@@ -44,19 +45,24 @@ class NodeGrid {
   bool nodes_are_subtrees_ = false;
 };
 
+// All three get their scratch from place.scratch: ResourceExhausted when there is none, InvalidArgument when a sum of
+// bytes has no number; the plan is then not to be used.
+
 // Rank r's block of `offsets[r + 1] - offsets[r]` elements lies in `block` there and comes to offsets[r] of `into`
 // everywhere. `block` may be exactly its place in `into`.
-void AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byte* into,
-                          const std::vector<int64_t>& offsets, int64_t element_bytes, Place place, CallPlan* plan);
+absl::Status AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, std::byte* into,
+                                  const std::vector<int64_t>& offsets, int64_t element_bytes, Place place,
+                                  CallPlan* plan);
 
 // Block r of every rank's `from` is reduced into `into` of rank r. Needs nodes_are_subtrees().
-void AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte* into,
-                          const std::vector<int64_t>& offsets, int64_t element_bytes, Place place, CallPlan* plan);
+absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, std::byte* into,
+                                  const std::vector<int64_t>& offsets, int64_t element_bytes, Place place,
+                                  CallPlan* plan);
 
 // count(i, j) elements go from rank i to rank j, blocks back to back on both sides.
-void AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::byte* into,
-                            const std::function<int64_t(int, int)>& count, int64_t element_bytes, Place place,
-                            CallPlan* plan);
+absl::Status AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from, std::byte* into,
+                                    const std::function<int64_t(int, int)>& count, int64_t element_bytes, Place place,
+                                    CallPlan* plan);
 
 }  // namespace evenkeel::comm
 

@@ -53,7 +53,8 @@ std::unique_ptr<Communicator> MessageBackend::MakeCommunicator(const Group& grou
                                    .ledger = &ledger_,
                                    .topology = &options_.topology,
                                    .deadline = options_.deadline,
-                                   .two_level = options_.two_level},
+                                   .two_level = options_.two_level,
+                                   .scratch = options_.scratch},
                                   std::move(transport));
 }
 
@@ -80,9 +81,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> MessageBackend::CreateGroup(const 
     serials[i] = meeting.proposals[i]->id;
     mailroom_.TakeProposal(group.ranks[i]);
   }
-  return MakeCommunicator(
-      group, meeting.epoch,
-      CreateMessageTransport(wire_, &mailroom_, options_.message, group, meeting.rank, meeting.epoch, serials));
+  return MakeCommunicator(group, meeting.epoch,
+                          CreateMessageTransport(wire_, &mailroom_, options_.message, options_.scratch, group,
+                                                 meeting.rank, meeting.epoch, serials));
 }
 
 absl::Status MessageBackend::Meet(Meeting& meeting) {

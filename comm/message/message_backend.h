@@ -20,6 +20,7 @@
 #include "evenkeel/comm/message/mailroom.h"
 #include "evenkeel/comm/message/message_transport.h"
 #include "evenkeel/comm/message/wire.h"
+#include "evenkeel/comm/scratch_memory.h"
 
 namespace evenkeel::comm {
 
@@ -31,6 +32,7 @@ class MessageBackend final : public Backend {
     absl::Duration deadline = absl::Seconds(30);  // of CreateGroup, and of calls until SetDeadline
     bool two_level = false;                       // see HostCommunicator::Options
     MessageOptions message;
+    ScratchMemory* scratch = ScratchMemory::Heap();
   };
 
   // `wire` outlives the backend; options are checked by the caller.

@@ -19,11 +19,13 @@ constexpr absl::Duration kFlush = absl::Milliseconds(200);
 
 class MessageTransport final : public Transport {
  public:
-  MessageTransport(Wire* wire, Mailroom* mailroom, const MessageOptions& options, GroupSeat::Identity identity)
+  MessageTransport(Wire* wire, Mailroom* mailroom, const MessageOptions& options, ScratchMemory* scratch,
+                   GroupSeat::Identity identity)
       : seat_(wire, mailroom, options, std::move(identity)),
         absence_(&seat_),
         records_(&seat_, &absence_),
-        payload_(&seat_, &absence_, &records_),
+        scratch_(scratch),
+        payload_(&seat_, &absence_, &records_, scratch),
         pairs_(seat_.size()) {
     if (!seat_.is_pair()) seat_.mailroom().OpenEpoch(epoch());
   }
@@ -39,9 +41,12 @@ class MessageTransport final : public Transport {
   int rank() const override { return seat_.rank(); }
   int64_t epoch() const override { return seat_.epoch(); }
 
+  absl::Status Reserve(bool combines) override { return combines ? payload_.ReserveStaging() : absl::OkStatus(); }
+
   absl::Status Agree(const Call& call, const Posting& posting, Agreement* agreement) override {
     EK_RETURN_IF_ERROR(CheckUsable(call));
-    absence_.BeginCall();
+    if (call.sequence != sequence_) absence_.BeginCall();
+    sequence_ = call.sequence;
     seat_.SetInAgree(true);
     const absl::Status status = records_.Exchange(call, posting);
     if (!status.ok()) return Break(status);
@@ -72,8 +77,8 @@ class MessageTransport final : public Transport {
                                .is_pair = true,
                                .outer_ranks = {low, high},
                                .outer_size = size()};
-      pairs_[peer] =
-          std::make_unique<MessageTransport>(&seat_.wire(), &seat_.mailroom(), seat_.options(), std::move(pair));
+      pairs_[peer] = std::make_unique<MessageTransport>(&seat_.wire(), &seat_.mailroom(), seat_.options(), scratch_,
+                                                        std::move(pair));
     }
     return pairs_[peer].get();
   }
@@ -115,17 +120,20 @@ class MessageTransport final : public Transport {
   GroupSeat seat_;
   Absence absence_;
   RecordExchange records_;
+  ScratchMemory* const scratch_;
   PayloadFlows payload_;
   std::vector<std::unique_ptr<MessageTransport>> pairs_;
+  int64_t sequence_ = -1;  // of the newest call
 };
 
 }  // namespace
 
 std::unique_ptr<Transport> CreateMessageTransport(Wire* wire, Mailroom* mailroom, const MessageOptions& options,
-                                                  const Group& group, int rank, int64_t epoch,
+                                                  ScratchMemory* scratch, const Group& group, int rank, int64_t epoch,
                                                   const ProposalSerials& serials) {
   return std::make_unique<MessageTransport>(
-      wire, mailroom, options, GroupSeat::Identity{.group = group, .rank = rank, .epoch = epoch, .serials = serials});
+      wire, mailroom, options, scratch,
+      GroupSeat::Identity{.group = group, .rank = rank, .epoch = epoch, .serials = serials});
 }
 
 }  // namespace evenkeel::comm

@@ -22,14 +22,15 @@
 #include "evenkeel/comm/message/mailroom.h"
 #include "evenkeel/comm/message/message_options.h"
 #include "evenkeel/comm/message/wire.h"
+#include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/transport.h"
 
 namespace evenkeel::comm {
 
-// `wire` and `mailroom` outlive the transport. `rank` is the place in the group. The epoch is equal on all ranks and
-// used by no other group of any of them.
+// `wire`, `mailroom` and `scratch` outlive the transport. `rank` is the place in the group. The epoch is equal on all
+// ranks and used by no other group of any of them.
 std::unique_ptr<Transport> CreateMessageTransport(Wire* wire, Mailroom* mailroom, const MessageOptions& options,
-                                                  const Group& group, int rank, int64_t epoch,
+                                                  ScratchMemory* scratch, const Group& group, int rank, int64_t epoch,
                                                   const ProposalSerials& serials);
 
 }  // namespace evenkeel::comm

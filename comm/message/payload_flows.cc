@@ -19,12 +19,19 @@ absl::Duration BusyFor(int64_t bytes) { return std::min(absl::Nanoseconds(2 * by
 
 }  // namespace
 
-PayloadFlows::PayloadFlows(GroupSeat* seat, Absence* absence, const RecordExchange* records)
+PayloadFlows::PayloadFlows(GroupSeat* seat, Absence* absence, const RecordExchange* records, ScratchMemory* scratch)
     : seat_(*seat),
       absence_(*absence),
       records_(*records),
       piece_bytes_(std::max<int64_t>(64, seat->options().piece_bytes / 64 * 64)),
-      combine_bytes_(std::min(piece_bytes_, kCombineBytes)) {}
+      combine_bytes_(std::min(piece_bytes_, kCombineBytes)),
+      scratch_(scratch) {}
+
+absl::Status PayloadFlows::ReserveStaging() {
+  if (staging_ != nullptr) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(staging_, AllocateScratch(scratch_, 2 * combine_bytes_ * seat_.size(), "staging of a sum"));
+  return absl::OkStatus();
+}
 
 absl::Status PayloadFlows::Run(const Call& call, const Phase& phase) {
   const absl::Status status = phase.combine == nullptr ? Move(call, phase) : MoveAndCombine(call, phase);
@@ -72,7 +79,7 @@ absl::Status PayloadFlows::MoveAndCombine(const Call& call, const Phase& phase) 
   combined_ = 0;
   const int64_t bytes = PlanFlows(phase, /*combines=*/true);
   const bool any_staged = std::any_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.staged; });
-  if (any_staged && staging_ == nullptr) staging_.reset(new std::byte[2 * combine_bytes_ * seat_.size()]);
+  EK_CHECK(!any_staged || staging_ != nullptr);
   EK_RETURN_IF_ERROR(absence_.Wait(
       call, BusyFor(bytes),
       [&](bool* finished) {

@@ -17,6 +17,7 @@
 #include "evenkeel/comm/message/group_seat.h"
 #include "evenkeel/comm/message/record_exchange.h"
 #include "evenkeel/comm/message/wire.h"
+#include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/transport.h"
 
 namespace evenkeel::comm {
@@ -25,7 +26,10 @@ namespace evenkeel::comm {
 class PayloadFlows {
  public:
   // All outlive it.
-  PayloadFlows(GroupSeat* seat, Absence* absence, const RecordExchange* records);
+  PayloadFlows(GroupSeat* seat, Absence* absence, const RecordExchange* records, ScratchMemory* scratch);
+
+  // Memory for phases that combine; before the first of them. ResourceExhausted when there is none.
+  absl::Status ReserveStaging();
 
   // Moves, or moves and combines, what `phase` says. Errors: those of Absence::Wait; DataLoss for a piece of another
   // size or a digest that differs. After an error TakeBack must follow.
@@ -87,8 +91,9 @@ class PayloadFlows {
   const int64_t combine_bytes_;  // of one that is combined on arrival
   std::vector<Flow> flows_;
   std::vector<Transfer*> open_;
-  std::unique_ptr<std::byte[]> staging_;  // two pieces per peer
-  int64_t combined_ = 0;                  // bytes of the block
+  ScratchMemory* const scratch_;
+  ScratchBlock staging_;  // two pieces per peer
+  int64_t combined_ = 0;  // bytes of the block
   std::vector<const void*> sources_;
 };
 

@@ -42,7 +42,8 @@ class Impl final : public MpiBackend {
             .topology = options_.topology.has_value() ? *options_.topology : TopologyOfHosts(wire_->hellos()),
             .deadline = options_.deadline,
             .two_level = options_.two_level,
-            .message = MessageOptionsOf(options_)});
+            .message = MessageOptionsOf(options_),
+            .scratch = options_.scratch});
   }
 
   ~Impl() override {

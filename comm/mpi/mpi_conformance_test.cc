@@ -15,7 +15,7 @@ namespace {
 // Those that a world of the launched size is large enough for.
 std::vector<ConformanceCase> AllCases() {
   std::vector<ConformanceCase> cases;
-  for (ConformanceCase& c : ConformanceCases({})) {
+  for (ConformanceCase& c : ConformanceCases({.scratch = MpiTestScratch()})) {
     if (LaunchedWorldSize() >= c.min_world) cases.push_back(std::move(c));
   }
   // Calls from a worker stream: another thread than the one that makes the groups.

@@ -8,6 +8,7 @@
 #include "evenkeel/comm/message/testing/operation_digests.h"
 #include "evenkeel/comm/sim/sim_world.h"
 #include "evenkeel/comm/testing/conformance.h"
+#include "evenkeel/comm/testing/failing_scratch.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/status_matchers.h"
@@ -15,6 +16,11 @@
 
 namespace evenkeel::comm {
 namespace {
+
+FailingScratch* Scratch() {
+  static FailingScratch scratch;
+  return &scratch;
+}
 
 struct Parameter {
   SimOptions options;
@@ -28,10 +34,12 @@ struct Parameter {
 std::vector<Parameter> Parameters(const std::vector<int>& worlds, const SimOptions& options) {
   std::vector<Parameter> parameters;
   for (const int ranks : worlds) {
-    for (ConformanceCase& c : ConformanceCases({.large = 3001})) {
+    for (ConformanceCase& c : ConformanceCases({.large = 3001, .two_level = options.two_level, .scratch = Scratch()})) {
       if (ranks < c.min_world) continue;
       parameters.push_back({options, std::move(c)});
       parameters.back().options.world_size = ranks;
+      parameters.back().options.scratch = Scratch();
+      if (options.two_level) parameters.back().options.topology = *Topology::Blocks(ranks, 2);
     }
   }
   return parameters;
@@ -41,8 +49,10 @@ class SimConformanceTest : public ::testing::TestWithParam<Parameter> {};
 
 TEST_P(SimConformanceTest, Holds) {
   const auto& [options, c] = GetParam();
-  ASSERT_OK_AND_ASSIGN(const auto world, SimWorld::Create(options));
+  ASSERT_OK_AND_ASSIGN(auto world, SimWorld::Create(options));
   const std::vector<absl::Status> statuses = world->Run(c.run);
+  world.reset();
+  EXPECT_EQ(Scratch()->num_live(), 0);
   for (int rank = 0; rank < options.world_size; ++rank) EXPECT_OK(statuses[rank]) << c.name << " rank " << rank;
 }
 
@@ -54,6 +64,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SimConformanceTest, ::testing::ValuesIn(Paramet
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(C12_PiecesOfAThousandBytes, SimConformanceTest,
                          ::testing::ValuesIn(Parameters({3}, {.seed = 6, .eager_bytes = 0, .piece_bytes = 1000})),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(TwoLevels, SimConformanceTest, ::testing::ValuesIn(Parameters({4}, {.two_level = true})),
                          NameOf);
 
 // What every rank gets, in one world.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/topology.h"
 
 namespace evenkeel::comm {
@@ -57,6 +58,7 @@ struct SimOptions {
   // a record or payload. Default: by the seed.
   std::function<int(int n)> choose = nullptr;
   bool choose_at_sends = true;
+  ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the world
 };
 
 }  // namespace evenkeel::comm

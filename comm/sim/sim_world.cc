@@ -99,7 +99,8 @@ class World final : public SimWorld {
                                                            .two_level = options.two_level,
                                                            .message = {.eager_bytes = options.eager_bytes,
                                                                        .piece_bytes = options.piece_bytes,
-                                                                       .payload_digest = options.payload_digest}});
+                                                                       .payload_digest = options.payload_digest},
+                                                           .scratch = options.scratch});
     }
   }
 

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/testing/failing_scratch.h"
 #include "evenkeel/runtime/device/host_device.h"
 
 namespace evenkeel::comm {
@@ -29,6 +30,8 @@ struct ConformanceOptions {
   HostDevice::StreamMode stream_mode = HostDevice::StreamMode::kInline;
   // The world uses the two-level form, which books other bytes than the direct one.
   bool two_level = false;
+  // The world's scratch memory: set, there are cases in which it runs out (on inline streams).
+  FailingScratch* scratch = nullptr;
 };
 
 struct ConformanceCase {
@@ -44,7 +47,10 @@ std::vector<ConformanceCase> OperationCases(const ConformanceOptions& options);
 // Calls that disagree between ranks or are refused by one: the same code and findings everywhere, buffers untouched,
 // the group broken, the next group works.
 std::vector<ConformanceCase> AgreementCases(const ConformanceOptions& options);
-// Both.
+// Memory that runs out at every allocation of every rank in turn: ResourceExhausted everywhere, naming the rank, with
+// buffers untouched. None without options.scratch.
+std::vector<ConformanceCase> MemoryCases(const ConformanceOptions& options);
+// All of them.
 std::vector<ConformanceCase> ConformanceCases(const ConformanceOptions& options);
 
 }  // namespace evenkeel::comm

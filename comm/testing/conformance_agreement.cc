@@ -261,6 +261,7 @@ std::vector<ConformanceCase> AgreementCases(const ConformanceOptions& options) {
 std::vector<ConformanceCase> ConformanceCases(const ConformanceOptions& options) {
   std::vector<ConformanceCase> cases = OperationCases(options);
   for (ConformanceCase& agreement : AgreementCases(options)) cases.push_back(std::move(agreement));
+  for (ConformanceCase& memory : MemoryCases(options)) cases.push_back(std::move(memory));
   return cases;
 }
 

@@ -41,7 +41,7 @@ absl::Status IssueCall(const CallSpec& spec, Communicator& group, Stream& stream
   const auto send = [&spec, buffers](int64_t n) { return buffers->send.View(spec.dtype, 0, n); };
   const auto recv = [&spec, buffers](int64_t n) { return buffers->recv.View(spec.dtype, 0, n); };
   std::vector<int64_t> counts(size, spec.n), recv_counts(size, spec.n);
-  for (int r = 0; r < size && spec.matrix_seed >= 0; ++r) {
+  for (int r = 0; r < size && spec.matrix_seed >= 0 && spec.operation == Operation::kAllToAllV; ++r) {
     counts[r] = MatrixEntry(spec.matrix_seed, group.rank(), r);
     recv_counts[r] = MatrixEntry(spec.matrix_seed, r, group.rank());
   }

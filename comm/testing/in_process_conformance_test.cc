@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/conformance.h"
+#include "evenkeel/comm/testing/failing_scratch.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/runtime/base/status_matchers.h"
@@ -17,12 +18,18 @@ namespace {
 
 enum class Form { kInline, kWorker, kNoEager, kTwoLevel, kTwoLevelNoEager };
 
+FailingScratch* Scratch() {
+  static FailingScratch scratch;
+  return &scratch;
+}
+
 ConformanceOptions OptionsOf(Form form, int ranks) {
   ConformanceOptions options;
   if (ranks > 4) options.large = 5003;  // the oracle's work grows with the square of the ranks
   if (form == Form::kWorker) options.stream_mode = HostDevice::StreamMode::kWorker;
   if (form != Form::kInline) options.large = 3001;
   options.two_level = form == Form::kTwoLevel || form == Form::kTwoLevelNoEager;
+  options.scratch = Scratch();
   return options;
 }
 
@@ -58,14 +65,16 @@ Topology Interleaved(int ranks) {
 }
 
 void RunCase(int ranks, Form form, const ConformanceCase& c) {
-  InProcessOptions options{.world_size = ranks, .deadline = absl::Seconds(20)};
+  InProcessOptions options{.world_size = ranks, .deadline = absl::Seconds(20), .scratch = Scratch()};
   if (form == Form::kNoEager || form == Form::kTwoLevelNoEager) options.eager_bytes = 0;
   if (OptionsOf(form, ranks).two_level) {
     options.two_level = true;
     options.topology = ranks == 9 ? Interleaved(ranks) : *Topology::Blocks(ranks, ranks == 6 ? 3 : 2);
   }
-  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create(options));
+  ASSERT_OK_AND_ASSIGN(auto world, InProcessWorld::Create(options));
   const std::vector<absl::Status> statuses = RunRanks(*world, c.run);
+  world.reset();
+  EXPECT_EQ(Scratch()->num_live(), 0);
   for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(statuses[rank]) << c.name << " rank " << rank << "/" << ranks;
 }
 
@@ -92,6 +101,10 @@ INSTANTIATE_TEST_SUITE_P(TwoLevels, InProcessConformanceTest,
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(FaultTable, InProcessConformanceTest,
                          ::testing::ValuesIn(Parameters({1, 2, 3, 4}, {Form::kInline}, AgreementCases)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Memory, InProcessConformanceTest,
+                         ::testing::ValuesIn(Parameters({2, 3, 4, 6, 8}, {Form::kInline, Form::kTwoLevel},
+                                                        MemoryCases)),
+                         NameOf);
 
 }  // namespace
 }  // namespace evenkeel::comm

@@ -43,6 +43,7 @@ int Main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   Arguments arguments;
   arguments.mpi.deadline = absl::Seconds(10);
+  arguments.mpi.scratch = MpiTestScratch();
   for (int i = 1; i < argc; ++i) {
     if (ParseArgument(argv[i], &arguments)) continue;
     std::fprintf(stderr, "unknown argument %s\n", argv[i]);
@@ -83,6 +84,11 @@ int Main(int argc, char** argv) {
 MpiBackend& MpiTestWorld() {
   EK_CHECK(g_world != nullptr);
   return *g_world;
+}
+
+FailingScratch* MpiTestScratch() {
+  static auto* scratch = new FailingScratch;  // outlives a world that cannot end
+  return scratch;
 }
 
 int LaunchedWorldSize() {

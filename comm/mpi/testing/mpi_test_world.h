@@ -7,11 +7,15 @@
 #define EVENKEEL_COMM_MPI_TESTING_MPI_TEST_WORLD_H_
 
 #include "evenkeel/comm/mpi/mpi_backend.h"
+#include "evenkeel/comm/testing/failing_scratch.h"
 
 namespace evenkeel::comm {
 
 // Dies outside a program with :mpi_test_main.
 MpiBackend& MpiTestWorld();
+
+// The scratch memory of that world.
+FailingScratch* MpiTestScratch();
 
 // How many ranks the launcher has started, before the job is joined: for parameters of tests. 1 without a launcher.
 int LaunchedWorldSize();
