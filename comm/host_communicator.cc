@@ -23,6 +23,16 @@ namespace {
 
 constexpr absl::Duration kMaxDeadline = absl::Hours(24);
 
+// In pieces: glibc copies those with string instructions, which need not read what they overwrite, and long spans with
+// vector stores, which do; from a few MiB on that is a third of the time.
+void CopyBytes(void* to, const void* from, int64_t bytes) {
+  constexpr int64_t kPiece = 256 << 10;
+  for (int64_t begin = 0; begin < bytes; begin += kPiece) {
+    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                static_cast<size_t>(std::min(kPiece, bytes - begin)));
+  }
+}
+
 uint32_t DeadlineMs(absl::Duration deadline) {
   return static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(deadline, absl::Milliseconds(1))));
 }
@@ -244,7 +254,7 @@ class Impl final : public Communicator {
     for (const LocalStep& step : phase.before) {
       switch (step.kind) {
         case LocalStep::Kind::kCopy:
-          std::memcpy(step.to, step.from, static_cast<size_t>(step.bytes));
+          CopyBytes(step.to, step.from, step.bytes);
           break;
         case LocalStep::Kind::kReduceToPartial:
           ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
@@ -270,9 +280,11 @@ class Impl final : public Communicator {
     for (const PhasePlan& step : plan.phases) {
       RunLocalSteps(plan, step);
       if (step.is_local) continue;
-      if (!step.reduces) CopyOwnBlock(step, self);
       Book(plan, step, self);
       Phase phase = SpansOf(step);
+      const auto copy_own = [&step, self] { CopyOwnBlock(step, self); };
+      const absl::FunctionRef<void()> meanwhile(copy_own);
+      if (!step.reduces) phase.meanwhile = &meanwhile;
       const auto reduce = [&plan, &step](int64_t begin, int64_t length, absl::Span<const void* const> sources) {
         const auto dtype = static_cast<DType>(plan.dtype);
         ReduceCanonical(dtype, static_cast<ReduceOp>(plan.reduce_op), sources, step.reduce_into + begin,
@@ -284,7 +296,9 @@ class Impl final : public Communicator {
                                        [](const PhasePlan& later) { return !later.is_local; });
       if (transport != nullptr) {
         EK_RETURN_IF_ERROR(transport->Exchange(call, phase));
-      } else if (step.reduces && step.block_bytes > 0) {
+      } else if (!step.reduces) {
+        copy_own();
+      } else if (step.block_bytes > 0) {
         const void* const own[] = {step.sends[0].data};
         combine(0, step.block_bytes, own);
       }
@@ -295,7 +309,7 @@ class Impl final : public Communicator {
   static void CopyOwnBlock(const PhasePlan& step, int self) {
     const SendSpan& from = step.sends[self];
     const ReceiveSpan& to = step.receives[self];
-    if (from.bytes > 0 && from.data != to.data) std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes));
+    if (from.data != to.data) CopyBytes(to.data, from.data, from.bytes);
   }
 
   void Book(const CallPlan& plan, const PhasePlan& step, int self) {

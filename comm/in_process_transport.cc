@@ -103,6 +103,7 @@ class InProcessTransport final : public Transport {
     is_posted_ = false;
     const bool any_lends = shared_->AnyLends(posting_);
     if (!Read(phase, any_lends)) return shared_->LateError(rank_, call);
+    if (phase.meanwhile != nullptr) (*phase.meanwhile)();
     // Peers may still read what this rank lends; with another phase to come, its rendezvous says when they are done.
     if (phase.more_follows || !any_lends) return absl::OkStatus();
     return Meet(call, "has agreed, but not finished copying");

@@ -60,8 +60,8 @@ struct ReceiveSpan {
 using CombineFn = absl::FunctionRef<void(int64_t begin, int64_t length, absl::Span<const void* const> sources)>;
 
 // One movement of payload: every rank sends one span to every other and receives one from every other.
-// Entries at the own rank are ignored (HostCommunicator copies its own block), except that a combine finds
-// sends[rank].data as sources[rank].
+// Entries at the own rank are ignored (HostCommunicator copies its own block, in `meanwhile`), except that a combine
+// finds sends[rank].data as sources[rank].
 struct Phase {
   absl::Span<const SendSpan> sends = {};        // size() entries, to group rank j
   absl::Span<const ReceiveSpan> receives = {};  // size() entries, from group rank i, as long as rank i's sends[rank()]
@@ -71,6 +71,10 @@ struct Phase {
   // block that a peer reads in this phase. It is called on the thread that called Exchange. Not called for 0 bytes.
   const CombineFn* combine = nullptr;
   int64_t block_bytes = 0;
+  // Work of the caller that needs no peer and touches nothing of what is sent and received here. When set, it is called
+  // exactly once before Exchange returns OK, at a moment that suits the transport: best while peers take what this rank
+  // sends.
+  const absl::FunctionRef<void()>* meanwhile = nullptr;
   // Another Exchange of the same call follows at once, and until its payload arrives this rank writes nothing that it
   // sends here: a transport that lends memory may let the two share a rendezvous.
   bool more_follows = false;

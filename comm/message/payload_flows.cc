@@ -62,6 +62,8 @@ bool PayloadFlows::TakeBack() {
 
 absl::Status PayloadFlows::Move(const Call& call, const Phase& phase) {
   const int64_t bytes = PlanFlows(phase, /*combines=*/false);
+  EK_RETURN_IF_ERROR(StartSends(call));
+  if (phase.meanwhile != nullptr) (*phase.meanwhile)();
   for (int i = 0; i < seat_.size(); ++i) {
     if (i == seat_.rank()) continue;
     const ReceiveSpan& receive = phase.receives[i];
@@ -78,6 +80,8 @@ absl::Status PayloadFlows::Move(const Call& call, const Phase& phase) {
 absl::Status PayloadFlows::MoveAndCombine(const Call& call, const Phase& phase) {
   combined_ = 0;
   const int64_t bytes = PlanFlows(phase, /*combines=*/true);
+  EK_RETURN_IF_ERROR(StartSends(call));
+  if (phase.meanwhile != nullptr) (*phase.meanwhile)();
   const bool any_staged = std::any_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.staged; });
   EK_CHECK(!any_staged || staging_ != nullptr);
   EK_RETURN_IF_ERROR(absence_.Wait(
@@ -148,6 +152,14 @@ int64_t PayloadFlows::PlanFlows(const Phase& phase, bool combines) {
     }
   }
   return bytes;
+}
+
+// Before anything is received: a receive whose message is here already may take the time of copying it.
+absl::Status PayloadFlows::StartSends(const Call& call) {
+  for (Flow& flow : flows_) {
+    if (flow.sends) EK_RETURN_IF_ERROR(Advance(call, flow));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PayloadFlows::MoveFlows(const Call& call, bool* all_done) {

@@ -73,6 +73,7 @@ class PayloadFlows {
   absl::Status MoveAndCombine(const Call& call, const Phase& phase);
   bool CombineNext(const Phase& phase);
   int64_t PlanFlows(const Phase& phase, bool combines);
+  absl::Status StartSends(const Call& call);
   absl::Status MoveFlows(const Call& call, bool* all_done);
   absl::Status Advance(const Call& call, Flow& flow);
   absl::Status AdvanceTrailer(Flow& flow);

@@ -1,258 +1,169 @@
-// What a collective between threads costs, beside the copies that it cannot do without.
+// What a collective costs, beside its limit and its peers in the same run: the memory copies alone, Gloo between the
+// same threads, and raw Open MPI and the mpi backend between processes.
 //
-//   bazel run //tools/bench:comm -- --benchmark_filter='ranks:2'
+//   bazel run //tools/bench:comm                                            some minutes
+//   bazel run //tools/bench:comm -- --benchmark_filter='all_gather/ranks:2/'
+//   bazel run //tools/bench:comm -- --benchmark_format=json                  all runs; the table on stderr
 //
-// With --benchmark_repetitions=5 there is a "min" row, for machines that have other work too.
-//
-// Bytes are those of one rank's block. "copy" rows do only the copies of the same operation, each rank for itself, with
-// nobody to wait for: bytes_per_second of a collective divided by that of its copy row is its share of the limit.
-// "gloo" rows are Gloo's calls between the same threads. Raw Open MPI, which needs processes, is
-// //tools/bench:comm_mpi.
+// Every row is measured many times in short windows, in an order that mixes all rows, so that whatever else the machine
+// does hits all of them; what counts is the shortest window. The MPI ranks are jobs of //tools/bench:comm_mpi that this
+// program starts and that sleep while others are measured. Ends with a table and a line for each target.
 #include <algorithm>
-#include <cstring>
+#include <cstdio>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "benchmark/benchmark.h"
 #include "evenkeel/comm/fingerprint.h"
-#include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/reduction.h"
-#include "evenkeel/comm/testing/run_ranks.h"
-#include "evenkeel/runtime/base/status_macros.h"
-#include "evenkeel/runtime/device/host_device.h"
-#include "evenkeel/runtime/tensor/tensor.h"
-#include "gloo/allgather.h"
-#include "gloo/allreduce.h"
-#include "gloo/alltoall.h"
-#include "gloo/math.h"
-#include "gloo/rendezvous/context.h"
-#include "gloo/rendezvous/hash_store.h"
-#include "gloo/transport/tcp/device.h"
+#include "evenkeel/tools/bench/comm_report.h"
+#include "evenkeel/tools/bench/comm_rows.h"
+#include "evenkeel/tools/bench/mpi_ranks.h"
+#include "evenkeel/tools/bench/thread_ranks.h"
 
-namespace evenkeel::comm {
+namespace evenkeel::bench {
 namespace {
 
-enum class Op { kAllGather, kAllToAll, kReduceScatter, kAllReduce, kBarrier };
-
-constexpr const char* kNames[] = {"all_gather", "all_to_all", "reduce_scatter", "all_reduce", "barrier"};
-
-// The world of the running row: made before its threads start.
-std::unique_ptr<InProcessWorld> g_world;
-std::vector<Tensor> g_send, g_recv;
-std::unique_ptr<HostDevice> g_device;
-
-int64_t BlockBytes(const benchmark::State& state) { return state.range(1); }
-
-void SetUp(const benchmark::State& state) {
-  const int ranks = static_cast<int>(state.range(0));
-  g_device = HostDevice::Create();
-  auto world = InProcessWorld::Create({.world_size = ranks});
-  EK_CHECK_OK(world);
-  g_world = *std::move(world);
-  g_send.clear();
-  g_recv.clear();
-  for (int r = 0; r < ranks; ++r) {
-    for (auto* buffers : {&g_send, &g_recv}) {
-      auto tensor = Tensor::Zeros(g_device.get(), DType::kF32, Shape({BlockBytes(state) / 4 * ranks}));
-      EK_CHECK_OK(tensor);
-      buffers->push_back(*std::move(tensor));
+// The worlds of all rows, made when the first of their rows runs.
+class Worlds {
+ public:
+  absl::StatusOr<double> Run(const Row& row, int64_t calls) {
+    if (!NeedsProcesses(row.kind)) {
+      std::unique_ptr<ThreadRanks>& threads = threads_[row.ranks];
+      if (threads == nullptr) threads = ThreadRanks::Create(row.ranks);
+      return threads->Run(row.kind, row.op, row.bytes, calls);
     }
+    auto [place, is_new] = processes_.try_emplace(row.ranks);
+    if (is_new) place->second = MpiRanks::Start(row.ranks);
+    if (!place->second.ok()) return place->second.status();
+    return (*place->second)->Run(row.kind, row.op, row.bytes, calls);
   }
-}
 
-void TearDown() {
-  g_send.clear();
-  g_recv.clear();
-  g_world.reset();
-}
+ private:
+  std::map<int, std::unique_ptr<ThreadRanks>> threads_;
+  std::map<int, absl::StatusOr<std::unique_ptr<MpiRanks>>> processes_;
+};
 
-absl::Status Call(Op op, Communicator& group, int64_t n, Stream& stream) {
-  const TensorView send = g_send[group.rank()].view();
-  const TensorView recv = g_recv[group.rank()].view();
-  switch (op) {
-    case Op::kAllGather:
-      return group.AllGather(send.Rows(0, n), recv, stream);
-    case Op::kAllToAll:
-      return group.AllToAll(send, recv, stream);
-    case Op::kReduceScatter:
-      return group.ReduceScatter(send, recv.Rows(0, n), ReduceOp::kSum, stream);
-    case Op::kAllReduce:
-      return group.AllReduce(send.Rows(0, n), recv.Rows(0, n), ReduceOp::kSum, stream);
-    case Op::kBarrier:
-      return group.Barrier(stream);
-  }
-  return absl::OkStatus();
-}
-
-// Bytes that one rank takes from the others in one call.
-int64_t MovedBytes(Op op, int ranks, int64_t block) {
-  switch (op) {
-    case Op::kAllReduce:
-      return 2 * block * (ranks - 1) / ranks;
-    case Op::kBarrier:
-      return 0;
-    default:
-      return block * (ranks - 1);
-  }
-}
-
-// Runs `call(rank)` as often as `state` wants on every rank at once; the calling thread is rank 0 and is timed. The CPU
-// column is that of all ranks together.
-template <typename MakeCall>
-void RunOnRanks(benchmark::State& state, const MakeCall& make_call) {
-  const int ranks = static_cast<int>(state.range(0));
-  const auto run = [&state, &make_call](int rank) {
-    auto call = make_call(rank);
-    call();  // first use of memory, and the ranks start together
-    if (rank == 0) {
-      for (auto unused : state) call();
-    } else {
-      for (benchmark::IterationCount i = 0; i < state.max_iterations; ++i) call();
+void MeasureRow(const Row& row, Worlds& worlds, CommReport& report, benchmark::State& state) {
+  const int64_t calls = CallsPerWindow(row.bytes);
+  while (state.KeepRunningBatch(calls)) {
+    const absl::StatusOr<double> seconds = worlds.Run(row, calls);
+    if (!seconds.ok()) {
+      state.SkipWithError(std::string(seconds.status().message()).c_str());
+      return;
     }
-  };
-  std::vector<std::thread> others;
-  for (int rank = 1; rank < ranks; ++rank) others.emplace_back(run, rank);
-  run(0);
-  for (std::thread& other : others) other.join();
+    state.SetIterationTime(*seconds);
+    report.Add(row, *seconds * 1e6 / static_cast<double>(calls));
+  }
+  state.SetBytesProcessed(state.iterations() * MovedBytes(row));
 }
 
-void BM_InProcess(benchmark::State& state, Op op) {
-  const int ranks = static_cast<int>(state.range(0));
-  const int64_t n = BlockBytes(state) / 4;
-  SetUp(state);
-  RunOnRanks(state, [ranks, n, op](int rank) {
-    auto stream = g_device->CreateStream("comm");
-    EK_CHECK_OK(stream);
-    auto group = g_world->backend(rank).CreateGroup(WorldGroup(ranks));
-    EK_CHECK_OK(group);
-    return
-        [op, n, stream = *std::move(stream), group = *std::move(group)] { EK_CHECK_OK(Call(op, *group, n, *stream)); };
-  });
-  state.SetBytesProcessed(state.iterations() * MovedBytes(op, ranks, BlockBytes(state)));
-  TearDown();
+void RegisterRows(Worlds& worlds, CommReport& report, bool with_mpi) {
+  for (const Row& row : AllRows()) {
+    if (NeedsProcesses(row.kind) && !with_mpi) continue;
+    benchmark::RegisterBenchmark(
+        RowName(row).c_str(),
+        [row, &worlds, &report](benchmark::State& state) { MeasureRow(row, worlds, report, state); })
+        ->Iterations(CallsPerWindow(row.bytes))
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond)
+        ->ComputeStatistics(
+            "min", [](const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); });
+  }
 }
 
-void BM_Copy(benchmark::State& state, Op op) {
-  const int ranks = static_cast<int>(state.range(0));
-  const int64_t block = BlockBytes(state);
-  SetUp(state);
-  RunOnRanks(state, [ranks, block, op](int rank) {
-    return [ranks, block, op, rank] {
-      auto* const to = static_cast<std::byte*>(g_recv[rank].view().raw());
-      for (int step = 0; step < ranks; ++step) {  // the own block too: the collective copies it as well
-        const int from = (rank + step) % ranks;
-        const auto* const source = static_cast<const std::byte*>(g_send[from].view().raw());
-        std::memcpy(to + from * block, source + (op == Op::kAllToAll ? rank * block : 0), block);
-      }
-      benchmark::ClobberMemory();
-    };
-  });
-  state.SetBytesProcessed(state.iterations() * MovedBytes(op, ranks, block));
-  TearDown();
-}
-
-// Gloo between the same threads: its own transport, over the loopback interface.
-void BM_Gloo(benchmark::State& state, Op op) {
-  const int ranks = static_cast<int>(state.range(0));
-  const size_t n = static_cast<size_t>(BlockBytes(state) / 4);
-  SetUp(state);
-  gloo::rendezvous::HashStore store;
-  RunOnRanks(state, [ranks, n, op, &store](int rank) {
-    gloo::transport::tcp::attr address;
-    address.hostname = "localhost";
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(address);
-    auto context = std::make_shared<gloo::rendezvous::Context>(rank, ranks);
-    context->connectFullMesh(store, device);
-    return [n, op, rank, ranks, context] {
-      float* const send = g_send[rank].data<float>();
-      float* const recv = g_recv[rank].data<float>();
-      if (op == Op::kAllGather) {
-        gloo::AllgatherOptions options(context);
-        options.setInput(send, n);
-        options.setOutput(recv, n * ranks);
-        gloo::allgather(options);
-      } else if (op == Op::kAllToAll) {
-        gloo::AlltoallOptions options(context);
-        options.setInput(send, n * ranks);
-        options.setOutput(recv, n * ranks);
-        gloo::alltoall(options);
-      } else {
-        gloo::AllreduceOptions options(context);
-        options.setInput(send, n);
-        options.setOutput(recv, n);
-        options.setReduceFunction(static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
-        gloo::allreduce(options);
-      }
-    };
-  });
-  state.SetBytesProcessed(state.iterations() * MovedBytes(op, ranks, BlockBytes(state)));
-  TearDown();
-}
-
-void BM_ReduceCanonical(benchmark::State& state) {
+void ReduceCanonicalRow(benchmark::State& state) {
   const int ranks = static_cast<int>(state.range(0));
   const int64_t n = state.range(1) / 4;
-  std::vector<std::vector<float>> sources(ranks, std::vector<float>(n, 1.0f));
+  const std::vector<std::vector<float>> sources(ranks, std::vector<float>(n, 1.0f));
   std::vector<float> out(n);
   std::vector<const void*> pointers;
   for (const auto& source : sources) pointers.push_back(source.data());
   for (auto unused : state) {
-    ReduceCanonical(DType::kF32, ReduceOp::kSum, pointers, out.data(), n);
+    comm::ReduceCanonical(DType::kF32, comm::ReduceOp::kSum, pointers, out.data(), n);
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() * ranks * n * 4);
 }
 
-void BM_FingerprintAgreement(benchmark::State& state) {
-  Fingerprint f;
-  f.operation = static_cast<uint8_t>(Operation::kAllReduce);
-  const std::vector<Fingerprint> all(state.range(0), SealFingerprint(f));
-  for (auto unused : state) benchmark::DoNotOptimize(FindDisagreement(all));
+void FingerprintsAgreeRow(benchmark::State& state) {
+  comm::Fingerprint f;
+  f.operation = static_cast<uint8_t>(comm::Operation::kAllReduce);
+  const std::vector<comm::Fingerprint> all(state.range(0), comm::SealFingerprint(f));
+  for (auto unused : state) benchmark::DoNotOptimize(comm::FindDisagreement(all));
 }
 
-void Register() {
-  for (const Op op : {Op::kAllGather, Op::kAllToAll, Op::kReduceScatter, Op::kAllReduce, Op::kBarrier}) {
-    for (const int ranks : {2, 4, 16, 64}) {
-      for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
-        if ((op == Op::kBarrier || ranks > 4) && bytes > (1 << 10)) continue;
-        if (ranks == 4 && bytes > 16 << 20) continue;
-        const auto shape = [ranks, bytes](benchmark::internal::Benchmark* row) {
-          row->ArgNames({"ranks", "bytes"})->Args({ranks, bytes})->MeasureProcessCPUTime()->UseRealTime();
-          row->ComputeStatistics(
-              "min", [](const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); });
-        };
-        const std::string name = kNames[static_cast<int>(op)];
-        shape(benchmark::RegisterBenchmark(absl::StrCat("in_process/", name).c_str(),
-                                           [op](benchmark::State& state) { BM_InProcess(state, op); }));
-        if (ranks <= 4 && op != Op::kReduceScatter && op != Op::kBarrier) {
-          shape(benchmark::RegisterBenchmark(absl::StrCat("gloo/", name).c_str(),
-                                             [op](benchmark::State& state) { BM_Gloo(state, op); }));
-        }
-        if (op != Op::kAllGather && op != Op::kAllToAll) continue;
-        shape(benchmark::RegisterBenchmark(absl::StrCat("copy/", name).c_str(),
-                                           [op](benchmark::State& state) { BM_Copy(state, op); }));
-      }
-    }
-  }
+void RegisterParts() {
   for (const int ranks : {2, 4, 8, 16}) {
-    benchmark::RegisterBenchmark("reduce_canonical/f32", BM_ReduceCanonical)
+    benchmark::RegisterBenchmark("reduce_canonical/f32", ReduceCanonicalRow)
         ->ArgNames({"ranks", "bytes"})
-        ->Args({ranks, 1 << 20});
-    benchmark::RegisterBenchmark("fingerprints_agree", BM_FingerprintAgreement)->ArgName("ranks")->Arg(ranks);
+        ->Args({ranks, 1 << 20})
+        ->MinTime(0.02);
+    benchmark::RegisterBenchmark("fingerprints_agree", FingerprintsAgreeRow)
+        ->ArgName("ranks")
+        ->Arg(ranks)
+        ->MinTime(0.02);
   }
+}
+
+// On a terminal the rows are in the table at the end; only what the table does not have is printed as it comes.
+class PartsReporter : public benchmark::ConsoleReporter {
+ public:
+  PartsReporter() : benchmark::ConsoleReporter(OO_None) {}
+  void ReportRuns(const std::vector<Run>& runs) override {
+    std::vector<Run> shown;
+    for (const Run& run : runs) {
+      const bool in_table = run.run_name.function_name.find("/ranks:") != std::string::npos;
+      const bool aggregate = run.run_type == Run::RT_Aggregate;
+      if (run.error_occurred || (!in_table && aggregate && run.aggregate_name == "median")) shown.push_back(run);
+    }
+    if (!shown.empty()) benchmark::ConsoleReporter::ReportRuns(shown);
+  }
+};
+
+int Main(int argc, char** argv) {
+  // Defaults first, so that the user's flags win.
+  std::vector<std::string> words = {argv[0], "--benchmark_enable_random_interleaving=true",
+                                    "--benchmark_repetitions=9"};
+  words.insert(words.end(), argv + 1, argv + argc);
+  bool console = true;
+  for (absl::string_view word : words) {
+    if (absl::ConsumePrefix(&word, "--benchmark_format=")) console = word == "console";
+    if (word == "--benchmark_list_tests" || word == "--benchmark_list_tests=true") console = false;
+  }
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  int count = static_cast<int>(arguments.size());
+  benchmark::Initialize(&count, arguments.data());
+  if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
+
+  const bool with_mpi = !FindMpirun().empty();
+  Worlds worlds;
+  CommReport report;
+  RegisterRows(worlds, report, with_mpi);
+  RegisterParts();
+  PartsReporter parts;
+  if (console) {
+    benchmark::RunSpecifiedBenchmarks(&parts);
+  } else {
+    benchmark::RunSpecifiedBenchmarks();
+  }
+  const std::string table = report.Table();
+  if (table.empty()) return 0;
+  std::FILE* const out = console ? stdout : stderr;
+  std::fputs(absl::StrCat(table, report.Targets()).c_str(), out);
+  if (!with_mpi) std::fputs("no mpirun on this machine: the rows mpi and raw_mpi are left out\n", out);
+  return 0;
 }
 
 }  // namespace
-}  // namespace evenkeel::comm
+}  // namespace evenkeel::bench
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  evenkeel::comm::Register();
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
+int main(int argc, char** argv) { return evenkeel::bench::Main(argc, argv); }
