@@ -36,10 +36,6 @@
 
 namespace evenkeel::testutil {
 
-// Roundings of a run of `dtype` in units of UnitRoundoff(dtype): its tensors, and its router, which is always f32.
-double UnitRoundoff(DType dtype);
-ReferenceRunOptions RoundingsOf(DType dtype, int lanes);
-
 // Not thread-safe. All ranks of the world make the same calls in the same order.
 class DenseJudge {
  public:

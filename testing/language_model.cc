@@ -14,156 +14,18 @@
 #include "evenkeel/runtime/ops/norm.h"
 #include "evenkeel/runtime/ops/rows.h"
 #include "evenkeel/runtime/ops/softmax.h"
+#include "evenkeel/testing/head_blocks.h"
 
 namespace evenkeel::testutil {
 namespace {
 
-using zero3::Family;
-using zero3::Initializer;
 using zero3::ParameterSpec;
 
-// Places of the parameters in their leaves.
+// Places of the parameters in their leaves, as DescribeLanguageModel lists them.
 enum EmbeddingPlace { kToken, kPosition };
 enum AttentionPlace { kAttentionNorm, kWq, kWk, kWv, kWo };
 enum MoePlace { kMoeNorm, kRouter, kFirstExpertTensor };
 enum HeadPlace { kFinalNorm, kOutput };
-
-// Describes parameters one by one, as this rank sees them.
-class Describer {
- public:
-  Describer(const LanguageModelConfig& config, const comm::Mesh& mesh, int rank)
-      : config_(config),
-        lane_(mesh.Coordinate(comm::Axis::kTp, rank)),
-        expert_rank_(mesh.Coordinate(comm::Axis::kEp, rank)),
-        shape_(mesh.shape()) {}
-
-  zero3::ModelDescription Describe() {
-    zero3::ModuleNode& root = description_.root;
-    root = {"", "LanguageModel", {}, {}, false};
-    const int64_t h = config_.hidden;
-    root.children.push_back({"embedding",
-                             "Embedding",
-                             {Dense("embedding.token", {config_.vocabulary, h}, -1, Initializer::Normal(0.5)),
-                              Dense("embedding.position", {config_.sequence, h}, -1, Initializer::Normal(0.1))},
-                             {},
-                             false});
-    for (int64_t l = 0; l < config_.layers; ++l) {
-      const std::string layer = absl::StrCat("layer.", l);
-      root.children.push_back({layer, "Layer", {}, {Attention(layer), Moe(layer)}, false});
-    }
-    root.children.push_back(
-        {"head",
-         "Head",
-         {Dense("final.norm", {h}, -1, Initializer::Ones()), Dense("output", {h, config_.vocabulary}, -1, Weight(h))},
-         {},
-         false});
-    return std::move(description_);
-  }
-
- private:
-  // Keeps a product's variance: 1 / sqrt(depth).
-  static Initializer Weight(int64_t depth) { return Initializer::Normal(1 / std::sqrt(static_cast<double>(depth))); }
-
-  zero3::ModuleNode Attention(const std::string& layer) {
-    const std::string prefix = layer + ".attention.";
-    const int64_t h = config_.hidden;
-    return {"attention",
-            "Attention",
-            {Dense(prefix + "norm", {h}, -1, Initializer::Ones()), Dense(prefix + "wq", {h, h}, 1, Weight(h)),
-             Dense(prefix + "wk", {h, h}, 1, Weight(h)), Dense(prefix + "wv", {h, h}, 1, Weight(h)),
-             Dense(prefix + "wo", {h, h}, 0, Weight(h))},
-            {},
-            false};
-  }
-
-  zero3::ModuleNode Moe(const std::string& layer) {
-    const std::string prefix = layer + ".moe.";
-    const int64_t h = config_.hidden, e = config_.experts, f = config_.ffn;
-    const bool gated = config_.activation == moe::ExpertActivation::kSwiGlu;
-    std::vector<int> own = {Dense(prefix + "norm", {h}, -1, Initializer::Ones()),
-                            Dense(prefix + "router", {e, h}, -1, Weight(h))};
-    description_.parameters[own[1]].dtype = config_.dtype == DType::kBF16 ? DType::kF32 : config_.dtype;
-    own.push_back(Expert(prefix + "w_in", {e, h, f}, 2, Weight(h)));
-    own.push_back(Expert(prefix + "w_out", {e, f, h}, 1, Weight(f)));
-    if (gated) own.push_back(Expert(prefix + "w_gate", {e, h, f}, 2, Weight(h)));
-    if (config_.expert_bias) {
-      own.push_back(Expert(prefix + "b_in", {e, f}, 1, Initializer::Normal(0.1)));
-      own.push_back(Expert(prefix + "b_out", {e, h}, -1, Initializer::Normal(0.1)));
-      if (gated) own.push_back(Expert(prefix + "b_gate", {e, f}, 1, Initializer::Normal(0.1)));
-    }
-    if (config_.has_branch()) AddBranch(prefix + "shared.", config_.branch(), &own);
-    return {"moe", "MoeBlock", own, {}, false};
-  }
-
-  // The dense MLP beside the experts, split over TP as one expert would be.
-  void AddBranch(const std::string& prefix, const moe::DenseBranchConfig& branch, std::vector<int>* own) {
-    const int64_t h = branch.hidden, f = branch.ffn;
-    const bool gated = branch.activation == moe::ExpertActivation::kSwiGlu;
-    own->push_back(Dense(prefix + "w_in", {h, f}, 1, Weight(h)));
-    own->push_back(Dense(prefix + "w_out", {f, h}, 0, Weight(f)));
-    if (gated) own->push_back(Dense(prefix + "w_gate", {h, f}, 1, Weight(h)));
-    if (branch.bias) {
-      own->push_back(Dense(prefix + "b_in", {f}, 0, Initializer::Normal(0.1)));
-      own->push_back(Dense(prefix + "b_out", {h}, -1, Initializer::Normal(0.1)));
-      if (gated) own->push_back(Dense(prefix + "b_gate", {f}, 0, Initializer::Normal(0.1)));
-    }
-    if (branch.mix_rows() > 0) own->push_back(Dense(prefix + "mix", {branch.mix_rows(), h}, -1, Weight(h)));
-    if (branch.mix == moe::BranchMix::kSoftmax) {
-      own->push_back(Dense(prefix + "mix_bias", {branch.mix_rows()}, -1, Initializer::Normal(0.1)));
-    }
-  }
-
-  // A dense parameter, split over TP along `split` (-1: replicated on all lanes).
-  int Dense(const std::string& name, std::vector<int64_t> global, int split, Initializer initializer) {
-    ParameterSpec spec = Spec(name, std::move(global), std::move(initializer));
-    Split(split, shape_.tp, lane_, &spec);
-    spec.tp_dim = split;
-    spec.tp_replicated = split < 0;
-    return Add(std::move(spec));
-  }
-
-  // A stack of experts along dimension 0, split over EP there and, with expert TP, over the lanes along `split`.
-  int Expert(const std::string& name, std::vector<int64_t> global, int split, Initializer initializer) {
-    ParameterSpec spec = Spec(name, std::move(global), std::move(initializer));
-    spec.family = Family::kExpert;
-    spec.expert_dim = 0;
-    spec.tp_dim = split;
-    Split(0, shape_.ep, expert_rank_, &spec);
-    if (shape_.etp > 1) Split(split, shape_.etp, lane_, &spec);
-    spec.tp_replicated = shape_.etp > 1 && split < 0;
-    return Add(std::move(spec));
-  }
-
-  ParameterSpec Spec(const std::string& name, std::vector<int64_t> global, Initializer initializer) const {
-    ParameterSpec spec;
-    spec.name = name;
-    spec.dtype = config_.dtype;
-    spec.global_offset.assign(global.size(), 0);
-    local_ = global;
-    spec.global_shape = std::move(global);
-    spec.initializer = std::move(initializer);
-    return spec;
-  }
-
-  void Split(int dim, int parts, int part, ParameterSpec* spec) const {
-    if (dim < 0) return;
-    local_[dim] = spec->global_shape[dim] / parts;
-    spec->global_offset[dim] = local_[dim] * part;
-  }
-
-  int Add(ParameterSpec spec) {
-    spec.shape = *Shape::Create(local_);
-    description_.parameters.push_back(std::move(spec));
-    return static_cast<int>(description_.parameters.size()) - 1;
-  }
-
-  const LanguageModelConfig& config_;
-  const int lane_;
-  const int expert_rank_;
-  const comm::MeshShape shape_;
-  mutable std::vector<int64_t> local_;  // of the parameter being described
-  zero3::ModelDescription description_;
-};
 
 // What a layer's forward leaves for its backward.
 struct LayerTape {
@@ -235,6 +97,7 @@ class RankModel final : public LanguageModel {
     moe.dtype = config_.dtype;
     moe.balance_coefficient = config_.balance_coefficient;
     moe.z_coefficient = config_.z_coefficient;
+    moe.numerics = config_.numerics;
     for (int64_t l = 0; l < config_.layers; ++l) {
       moe.router.layer = absl::StrCat("layer.", l, ".moe");
       EK_ASSIGN_OR_RETURN(std::unique_ptr<moe::MoeLayer> layer, moe::MoeLayer::Create(moe, order, groups, device_));
@@ -273,6 +136,11 @@ class RankModel final : public LanguageModel {
     for (Tensor* wide : {&dmoe_, &dbranch_}) {
       if (branch_ != nullptr) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
     }
+    if (config_.canonical()) {
+      const HeadBlockSizes sizes = {s, h, local_heads(), h / config_.heads, dtype()};
+      EK_ASSIGN_OR_RETURN(head_blocks_, HeadBlocks::Create(sizes, device_, &stream_));
+      EK_RETURN_IF_ERROR(Make(&partial_, wide_dtype(), {s, h}));
+    }
     EK_RETURN_IF_ERROR(Make(&logits_, dtype(), {s, config_.vocabulary}));
     EK_RETURN_IF_ERROR(Make(&head_inverse_rms_, wide_dtype(), {s}));
     EK_RETURN_IF_ERROR(Make(&loss_, DType::kF64, {1}));
@@ -306,7 +174,7 @@ class RankModel final : public LanguageModel {
   absl::Status Show(TapKind kind, absl::string_view name, ConstTensorView value) {
     if (!*tap_) return absl::OkStatus();
     EK_RETURN_IF_ERROR(stream_.Synchronize());
-    (*tap_)({kind, name, value});
+    (*tap_)({kind, name, value, kind == TapKind::kParameter ? 0 : static_cast<int64_t>(step_.source)});
     return absl::OkStatus();
   }
 
@@ -361,9 +229,12 @@ class RankModel final : public LanguageModel {
     EK_RETURN_IF_ERROR(RmsNormForward(x, w[kAttentionNorm], config_.norm_epsilon, t.attention_normed.view(),
                                       t.attention_inverse_rms.view(), stream_));
     const ConstTensorView normed = t.attention_normed.const_view();
-    EK_RETURN_IF_ERROR(Gemm(false, false, 1, normed, w[kWq], 0, t.q.view(), stream_));
-    EK_RETURN_IF_ERROR(Gemm(false, false, 1, normed, w[kWk], 0, t.k.view(), stream_));
-    EK_RETURN_IF_ERROR(Gemm(false, false, 1, normed, w[kWv], 0, t.v.view(), stream_));
+    const Tensor* outputs[] = {&t.q, &t.k, &t.v};
+    for (int i = 0; i < 3; ++i) {
+      const TensorView to = outputs[i]->view();
+      EK_RETURN_IF_ERROR(head_blocks_ != nullptr ? head_blocks_->Columns(normed, w[kWq + i], to)
+                                                 : Gemm(false, false, 1, normed, w[kWq + i], 0, to, stream_));
+    }
     return CausalAttentionForward(Sizes(), t.q.const_view(), t.k.const_view(), t.v.const_view(), t.probabilities.view(),
                                   t.context.view(), stream_);
   }
@@ -378,10 +249,13 @@ class RankModel final : public LanguageModel {
     const zero3::LeafId leaf = attention_leaves_[layer];
     EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/true));
     EK_RETURN_IF_ERROR(AttentionInner(layer, weights.views()));
-    EK_RETURN_IF_ERROR(
-        Gemm(false, false, 1, tape(layer).context.const_view(), weights.views()[kWo], 0, scratch_.view(), stream_));
+    const ConstTensorView context = tape(layer).context.const_view(), wo = weights.views()[kWo];
+    const TensorView addend = head_blocks_ != nullptr ? partial_.view() : scratch_.view();
+    EK_RETURN_IF_ERROR(head_blocks_ != nullptr ? head_blocks_->RowsPartial(context, wo, addend)
+                                               : Gemm(false, false, 1, context, wo, 0, addend, stream_));
     EK_RETURN_IF_ERROR(parameters_.Release(leaf));
-    EK_RETURN_IF_ERROR(SumOverLanes(scratch_.view()));
+    EK_RETURN_IF_ERROR(SumOverLanes(addend));
+    if (head_blocks_ != nullptr) EK_RETURN_IF_ERROR(Cast(addend, scratch_.view(), stream_));
     EK_RETURN_IF_ERROR(
         Add(boundary(2 * layer).const_view(), scratch_.const_view(), boundary(2 * layer + 1).view(), stream_));
     return ShowActivation(2 * layer + 1);
@@ -390,6 +264,7 @@ class RankModel final : public LanguageModel {
   // dnormed_ = the lanes' sum of dq wq' + dk wk' + dv wv'; adds the three weights' gradients.
   absl::Status ProjectionsBackward(const LayerTape& t, absl::Span<const ConstTensorView> w,
                                    absl::Span<const TensorView> gradients) {
+    if (head_blocks_ != nullptr) return ProjectionsBackwardByHead(t, w, gradients);
     const ConstTensorView normed = t.attention_normed.const_view();
     const Tensor* outputs[] = {&dq_, &dk_, &dv_};
     for (int i = 0; i < 3; ++i) {
@@ -400,6 +275,31 @@ class RankModel final : public LanguageModel {
       if (i > 0) EK_RETURN_IF_ERROR(Add(dnormed_.const_view(), addend_.const_view(), dnormed_.view(), stream_));
     }
     return SumOverLanes(dnormed_.view());
+  }
+
+  absl::Status ProjectionsBackwardByHead(const LayerTape& t, absl::Span<const ConstTensorView> w,
+                                         absl::Span<const TensorView> gradients) {
+    const Tensor* outputs[] = {&dq_, &dk_, &dv_};
+    std::vector<std::pair<ConstTensorView, ConstTensorView>> products;
+    for (int i = 0; i < 3; ++i) {
+      const ConstTensorView d = outputs[i]->const_view();
+      EK_RETURN_IF_ERROR(head_blocks_->ColumnsWeightGradient(t.attention_normed.const_view(), d, gradients[kWq + i]));
+      products.push_back({d, w[kWq + i]});
+    }
+    EK_RETURN_IF_ERROR(head_blocks_->ColumnsInputPartial(products, partial_.view()));
+    EK_RETURN_IF_ERROR(SumOverLanes(partial_.view()));
+    return Cast(partial_.const_view(), dnormed_.view(), stream_);
+  }
+
+  // dcontext_ from dx_; adds wo's gradient.
+  absl::Status OutputBackward(const LayerTape& t, ConstTensorView wo, TensorView dwo) {
+    const ConstTensorView context = t.context.const_view(), dx = dx_.const_view();
+    if (head_blocks_ != nullptr) {
+      EK_RETURN_IF_ERROR(head_blocks_->RowsWeightGradient(context, dx, dwo));
+      return head_blocks_->RowsInputGradient(dx, wo, dcontext_.view());
+    }
+    EK_RETURN_IF_ERROR(GemmWeightGradient(context, dx, {}, dwo, stream_));
+    return Gemm(false, true, 1, dx, wo, 0, dcontext_.view(), stream_);
   }
 
   // dx_ += the norm's input gradient for dnormed_.
@@ -416,8 +316,7 @@ class RankModel final : public LanguageModel {
     if (config_.recompute) EK_RETURN_IF_ERROR(AttentionInner(layer, w));
     EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(leaf));
     LayerTape& t = tape(layer);
-    EK_RETURN_IF_ERROR(GemmWeightGradient(t.context.const_view(), dx_.const_view(), {}, gradients[kWo], stream_));
-    EK_RETURN_IF_ERROR(Gemm(false, true, 1, dx_.const_view(), w[kWo], 0, dcontext_.view(), stream_));
+    EK_RETURN_IF_ERROR(OutputBackward(t, w[kWo], gradients[kWo]));
     EK_RETURN_IF_ERROR(CausalAttentionBackward(Sizes(), t.q.const_view(), t.k.const_view(), t.v.const_view(),
                                                t.probabilities.const_view(), dcontext_.const_view(), dq_.view(),
                                                dk_.view(), dv_.view(), stream_));
@@ -588,7 +487,9 @@ class RankModel final : public LanguageModel {
 
   std::vector<Tensor> boundaries_;  // activations of the residual stream
   std::vector<LayerTape> tapes_;
-  Tensor dx_;  // gradient of the residual stream
+  std::unique_ptr<HeadBlocks> head_blocks_;  // canonical numerics only, as is partial_
+  Tensor partial_;                           // this lane's addend, wide
+  Tensor dx_;                                // gradient of the residual stream
   Tensor scratch_, dnormed_, addend_, dq_, dk_, dv_, dcontext_;
   Tensor dmoe_, dbranch_;  // with a branch: gradients of the experts' output and of the branch's input
   Tensor logits_, head_inverse_rms_, loss_, inputs_, targets_, positions_;
@@ -615,16 +516,6 @@ absl::string_view TapKindName(TapKind kind) {
       return "gradient";
   }
   return "value";
-}
-
-zero3::ModelDescription DescribeLanguageModel(const LanguageModelConfig& config, const comm::Mesh& mesh, int rank) {
-  return Describer(config, mesh, rank).Describe();
-}
-
-zero3::LeafOptions LanguageModelLeaves() {
-  zero3::LeafOptions options;
-  options.rules = {zero3::LeafRule::Type("Attention"), zero3::LeafRule::Type("MoeBlock")};
-  return options;
 }
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Create(const LanguageModelConfig& config,

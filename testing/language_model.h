@@ -12,9 +12,10 @@
 // beside the experts (one more sum over lanes, booked as attention's are); final norm, output
 // projection, cross entropy. Tensor parallelism: heads and ffn columns are split over lanes; q, k, v are column
 // parallel and wo row parallel, with the adjoint pair copy (backward: all-reduce) and all-reduce (backward: identity)
-// around them, so that everything outside is computed identically on all lanes.
-// Leaves: embedding, layer.L.attention, layer.L.moe, head. Each is fetched for its forward, released, fetched again for
-// its backward, flushed and released. All of that happens in one fixed order, whatever the data.
+// around them, so that everything outside is computed identically on all lanes. In canonical numerics these products
+// are cut by head (head_blocks.h), and partial sums of bf16 stay f32 until lanes are summed. Leaves: embedding,
+// layer.L.attention, layer.L.moe, head. Each is fetched for its forward, released, fetched again for its backward,
+// flushed and released. All of that happens in one fixed order, whatever the data.
 #ifndef EVENKEEL_TESTING_LANGUAGE_MODEL_H_
 #define EVENKEEL_TESTING_LANGUAGE_MODEL_H_
 
@@ -54,6 +55,7 @@ struct Tap {
   TapKind kind = TapKind::kActivation;
   absl::string_view name;
   ConstTensorView value;
+  int64_t batch = 0;  // of the step: activations, their gradients and the loss belong to one, parameters to none
 };
 using TapFunction = std::function<void(const Tap&)>;
 
@@ -93,6 +95,7 @@ class LanguageModel {
   virtual ~LanguageModel() = default;
 
   // Loss and every gradient of one batch (config.sequences sequences), flushed into `parameters`; the caller steps.
+  // step.source is the batch's number.
   // `tap` may be empty. InvalidArgument when the batch has other extents; errors of the layers and groups.
   virtual absl::StatusOr<ModelPass> ForwardBackward(const CorpusBatch& batch, const moe::RouterStep& step,
                                                     const TapFunction& tap) = 0;

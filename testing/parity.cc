@@ -81,6 +81,7 @@ class Participant {
       : entry_(config.entries[index]),
         declared_(DeclaredConfig(config, entry_)),
         own_(ConfigOf(config, entry_)),
+        observe_(config.observe),
         by_dense_(JudgedByDense(config, index)) {}
 
   absl::Status Start(const Corpus& corpus, comm::Backend& backend, comm::Communicator& world) {
@@ -155,6 +156,7 @@ class Participant {
 
  private:
   void StartLooking(int64_t step, bool is_reference, StepRecord* record) {
+    step_ = step;
     write_ = is_reference ? record : nullptr;
     if (write_ != nullptr) write_->Clear();
     compare_ = !is_reference && !by_dense_ && record != nullptr;
@@ -168,6 +170,7 @@ class Participant {
   }
 
   void See(const Tap& tap) {
+    if (observe_) observe_(run_->rank(), step_, tap);
     if (write_ != nullptr) write_->Add(tap);
     if (compare_) bits_->See(tap);
     if (dense_ != nullptr) dense_->See(tap);
@@ -186,12 +189,14 @@ class Participant {
     summary_.ep_bytes += report.ep_bytes;
     summary_.tp_bytes += report.tp_bytes;
     summary_.ep_bound += report.ep_bound_bytes;
-    summary_.ep_predicted += report.pass.predicted_ep_bytes;
-    summary_.tp_predicted += report.pass.predicted_tp_bytes;
     summary_.collectives = report.collectives;
     summary_.seconds += absl::ToDoubleSeconds(report.time);
-    for (const moe::RoutingDecision& decision : report.pass.routing) {
-      summary_.dropped += decision.num_routes() - decision.num_kept();
+    for (const ModelPass& pass : report.passes) {
+      summary_.ep_predicted += pass.predicted_ep_bytes;
+      summary_.tp_predicted += pass.predicted_tp_bytes;
+      for (const moe::RoutingDecision& decision : pass.routing) {
+        summary_.dropped += decision.num_routes() - decision.num_kept();
+      }
     }
   }
 
@@ -230,7 +235,9 @@ class Participant {
   const ParityEntry entry_;
   const TrainingConfig declared_;  // what judges go by
   const TrainingConfig own_;
+  const std::function<void(int rank, int64_t step, const Tap& tap)> observe_;
   const bool by_dense_;
+  int64_t step_ = 0;
   std::unique_ptr<TrainingRun> run_;
   std::unique_ptr<DenseJudge> dense_;
   std::unique_ptr<BitwiseJudge> bits_;
@@ -250,7 +257,7 @@ class DenseRun {
                                                         config.model, MeshForOrder(config.mesh, config.order))));
     if (step == 0) parameters_ = first;
     std::vector<ReferenceBatch> batches;
-    for (int r = 0; r < config.mesh.dp; ++r) {
+    for (int64_t r = 0; r < config.num_batches(); ++r) {
       CorpusBatch batch = corpus.Batch({.seed = config.seed, .step = step, .replica = r}, config.model.sequences,
                                        config.model.sequence);
       batches.push_back({std::move(batch.inputs), std::move(batch.targets)});

@@ -32,6 +32,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/testing/corpus.h"
+#include "evenkeel/testing/language_model.h"
 #include "evenkeel/testing/parity_result.h"
 #include "evenkeel/testing/training_config.h"
 
@@ -70,6 +71,9 @@ struct ParityConfig {
   std::vector<std::pair<std::string, std::string>> description;
   // Called on rank 0 behind each step.
   std::function<void(int64_t done, int64_t steps)> progress;
+  // Shown everything that a rank of the one entry shows, in its thread: taps of the steps, the mean loss and the global
+  // norm, and, as step `steps`, the parameters that the last step left. Empty: none.
+  std::function<void(int rank, int64_t step, const Tap& tap)> observe;
   // Gives entry `index` another way to its peers, for planted faults; owned by the caller. Empty: none.
   std::function<comm::Backend*(size_t index, comm::Backend& real)> decorate;
 };

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/order_parser.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -57,6 +59,39 @@ absl::Status CheckModel(const LanguageModelConfig& model) {
   return absl::OkStatus();
 }
 
+bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+absl::Status CheckBatches(const TrainingConfig& config) {
+  const int64_t batches = config.num_batches();
+  if (config.batches >= 0 && batches % config.mesh.dp == 0 && IsPowerOfTwo(config.passes())) return absl::OkStatus();
+  return Bad(absl::StrCat("batches ", config.batches, " is not dp ", config.mesh.dp, " times a power of two"));
+}
+
+// What cuts every sum into the same blocks whatever the layout.
+absl::Status CheckCanonical(const TrainingConfig& config, const comm::MeshShape& layout) {
+  const LanguageModelConfig& model = config.model;
+  if (!model.canonical()) return absl::OkStatus();
+  const std::pair<const char*, int64_t> powers[] = {{"batches", config.num_batches()},
+                                                    {"dp", layout.dp},
+                                                    {"ep", layout.ep},
+                                                    {"heads", model.heads},
+                                                    {"experts", model.experts}};
+  for (const auto& [name, value] : powers) {
+    if (!IsPowerOfTwo(value)) {
+      return Bad(absl::StrCat("canonical numerics want powers of two, ", name, " is ", value));
+    }
+  }
+  if (moe::kCanonicalBlocks % layout.tp != 0 || model.ffn % moe::kCanonicalBlocks != 0) {
+    return Bad(absl::StrCat("canonical numerics cut ffn into ", moe::kCanonicalBlocks, " blocks; ffn ", model.ffn,
+                            " with tp ", layout.tp, " does not fit"));
+  }
+  if (layout.etp < layout.tp && layout.ep % layout.tp != 0) {
+    return Bad(absl::StrCat("canonical numerics with whole experts (etp ", layout.etp,
+                            ") want ep to be a multiple of tp; ep is ", layout.ep, ", tp ", layout.tp));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptimizer(const zero3::OptimizerOptions& optimizer) {
   if (std::isfinite(optimizer.learning_rate) && optimizer.learning_rate > 0) return absl::OkStatus();
   return Bad(absl::StrCat("learning rate ", optimizer.learning_rate, " is not a positive number"));
@@ -93,6 +128,8 @@ absl::Status ValidateTrainingConfig(const TrainingConfig& config) {
   const comm::MeshShape layout = MeshForOrder(mesh, config.order);
   EK_RETURN_IF_ERROR(CheckDivides("etp", layout.etp, "ffn", model.ffn));
   EK_RETURN_IF_ERROR(comm::Mesh::Create(layout).status());
+  EK_RETURN_IF_ERROR(CheckBatches(config));
+  EK_RETURN_IF_ERROR(CheckCanonical(config, layout));
   EK_RETURN_IF_ERROR(CheckOptimizer(config.zero3.optimizer));
   const auto invariant = [](const moe::AxisType& type) { return type.placement == moe::Placement::kInvariant; };
   if (!invariant(config.order.input) || !invariant(config.order.output)) {
@@ -148,7 +185,7 @@ ReferenceConfig ReferenceConfigOf(const LanguageModelConfig& model, const comm::
   config.router.capacity_numerator = model.capacity_factor.numerator();
   config.router.capacity_denominator = model.capacity_factor.denominator();
   config.router.min_capacity = model.min_capacity;
-  config.router.capacity_multiple = mesh.tp;
+  config.router.capacity_multiple = model.canonical() ? moe::kCanonicalBlocks : mesh.tp;
   config.router.balance_coefficient = model.balance_coefficient;
   config.router.z_coefficient = model.z_coefficient;
   switch (model.drop) {

@@ -54,7 +54,11 @@ struct LanguageModelConfig {
   double norm_epsilon = 1e-5;
   DType dtype = DType::kF32;  // f32, bf16 (f32 masters, router and accumulation) or f64
   bool recompute = false;     // drop activations inside blocks and compute them again in the backward
+  // kCanonical: losses, gradients and parameters have the same bits in every layout; see ValidateTrainingConfig for
+  // which.
+  moe::ExpertNumerics numerics = moe::ExpertNumerics::kFast;
 
+  bool canonical() const { return numerics == moe::ExpertNumerics::kCanonical; }
   int64_t tokens() const { return sequence * sequences; }
   bool has_branch() const { return shared_experts > 0 || residual_moe; }
   // What moe::DenseBranch is made with; only with has_branch().
@@ -73,6 +77,14 @@ struct TrainingConfig {
   moe::Order order;
   zero3::PartitionedModelOptions zero3;  // policy, optimizer, clipping
   uint64_t seed = 1;
+  // Batches of a step over all replicas, each of model.sequences sequences, routed and capped on its own: the replicas
+  // take them in turn (pass p of replica r computes batch p * dp + r) and the update follows their mean. 0: one for
+  // each replica. The global batch and its batches do not depend on the layout.
+  int64_t batches = 0;
+
+  int64_t num_batches() const { return batches > 0 ? batches : mesh.dp; }
+  // Forward and backward passes of each replica in a step.
+  int64_t passes() const { return num_batches() / mesh.dp; }
 
   // Compute and communication on worker threads of their own instead of inside the calls; the same bits.
   bool worker_streams = false;
@@ -82,7 +94,9 @@ struct TrainingConfig {
 
 // InvalidArgument, one line with the numbers: tp that divides neither heads nor ffn, ep that does not divide dp (or the
 // world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1, a bad optimizer, a
-// gate without shared experts, residual MoE beside them.
+// gate without shared experts, residual MoE beside them, batches that are not dp times a power of two. Canonical
+// numerics also want batches, dp, ep, heads and experts to be powers of two, tp to divide moe::kCanonicalBlocks and
+// those ffn, and with whole experts ep to be a multiple of tp.
 absl::Status ValidateTrainingConfig(const TrainingConfig& config);
 
 // `mesh` with the expert TP that `order` asks for: whole experts have etp 1, sliced ones etp = tp; an order that takes

@@ -82,6 +82,7 @@ absl::Status TrainingRun::CreateModel() {
   EK_ASSIGN_OR_RETURN(const zero3::LeafSelection leaves, zero3::SelectLeaves(description, LanguageModelLeaves()));
   zero3::PartitionedModelOptions options = config_.zero3;
   options.seed = config_.seed;
+  options.micro_batches = static_cast<int>(config_.passes());
   EK_ASSIGN_OR_RETURN(parameters_,
                       zero3::PartitionedModel::Create(description.parameters, leaves, options, model_groups_,
                                                       device_.get(), stream_.get(), comm_stream));
@@ -105,14 +106,34 @@ absl::StatusOr<int64_t> TrainingRun::BoundEpBytes(const ModelPass& pass) const {
     EK_ASSIGN_OR_RETURN(const moe::ExchangeBound bound, moe::BoundExchange(decision, places));
     rows += bound.total();
   }
-  return 4 * rows * config_.model.hidden * SizeOf(config_.model.dtype);  // out and back, forward and backward
+  const bool widened = config_.model.canonical() && config_.model.dtype == DType::kBF16;  // rows travel as f32
+  const int64_t element = SizeOf(widened ? DType::kF32 : config_.model.dtype);
+  return 4 * rows * config_.model.hidden * element;  // out and back, forward and backward
 }
 
-absl::StatusOr<double> TrainingRun::MeanLoss(double loss) {
-  const TensorView view(&loss, DType::kF64, {1});
-  EK_RETURN_IF_ERROR(loss_dp_->AllReduce(view, view, comm::ReduceOp::kAvg, *stream_));
+absl::StatusOr<double> TrainingRun::MeanLoss(const std::vector<ModelPass>& passes) {
+  std::vector<double> sums;
+  for (const ModelPass& pass : passes) sums.push_back(pass.loss);
+  const TensorView view(sums.data(), DType::kF64, Shape({static_cast<int64_t>(sums.size())}));
+  EK_RETURN_IF_ERROR(loss_dp_->AllReduce(view, view, comm::ReduceOp::kSum, *stream_));
   EK_RETURN_IF_ERROR(stream_->Synchronize());
-  return loss;
+  for (size_t stride = 1; stride < sums.size(); stride *= 2) {  // a power of two of them
+    for (size_t i = 0; i < sums.size(); i += 2 * stride) sums[i] += sums[i + stride];
+  }
+  return sums[0] / static_cast<double>(config_.num_batches());
+}
+
+absl::Status TrainingRun::RunPass(int64_t step, int64_t pass, const TapFunction& tap, StepReport* report) {
+  const int64_t batch_number = pass * config_.mesh.dp + replica();
+  const CorpusBatch batch = corpus_.Batch({.seed = config_.seed, .step = step, .replica = batch_number},
+                                          config_.model.sequences, config_.model.sequence);
+  const moe::RouterStep router_step{.training = true,
+                                    .seed = config_.seed,
+                                    .step = static_cast<uint64_t>(step),
+                                    .source = static_cast<uint64_t>(batch_number)};
+  EK_ASSIGN_OR_RETURN(ModelPass done, model_->ForwardBackward(batch, router_step, tap));
+  report->passes.push_back(std::move(done));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& tap) {
@@ -126,19 +147,18 @@ absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& ta
       in_taps += Clock::Real()->Now() - start;
     };
   }
-  const CorpusBatch batch = corpus_.Batch({.seed = config_.seed, .step = step, .replica = replica()},
-                                          config_.model.sequences, config_.model.sequence);
-  const moe::RouterStep router_step{.training = true,
-                                    .seed = config_.seed,
-                                    .step = static_cast<uint64_t>(step),
-                                    .source = static_cast<uint64_t>(replica())};
   const comm::LedgerCounts before = backend_.ledger().Snapshot();
   const absl::Duration start = Clock::Real()->Now();
-  EK_ASSIGN_OR_RETURN(report.pass, model_->ForwardBackward(batch, router_step, timed));
-  EK_ASSIGN_OR_RETURN(report.loss, MeanLoss(report.pass.loss));
+  for (int64_t pass = 0; pass < config_.passes(); ++pass) {
+    EK_RETURN_IF_ERROR(RunPass(step, pass, timed, &report));
+  }
+  EK_ASSIGN_OR_RETURN(report.loss, MeanLoss(report.passes));
   const absl::Duration passed = Clock::Real()->Now();
   const comm::LedgerCounts after_pass = backend_.ledger().Snapshot();
-  EK_ASSIGN_OR_RETURN(report.ep_bound_bytes, BoundEpBytes(report.pass));
+  for (const ModelPass& pass : report.passes) {
+    EK_ASSIGN_OR_RETURN(const int64_t bound, BoundEpBytes(pass));
+    report.ep_bound_bytes += bound;
+  }
   if (tap) EK_RETURN_IF_ERROR(ReadAll(zero3::TensorKind::kGradient, TapKind::kGradient, tap));
 
   const comm::LedgerCounts before_update = backend_.ledger().Snapshot();

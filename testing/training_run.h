@@ -28,8 +28,8 @@ namespace evenkeel::testutil {
 
 // What one step found and cost on this rank.
 struct StepReport {
-  double loss = 0;  // mean over replicas, the same bits on all ranks
-  ModelPass pass;   // of this rank
+  double loss = 0;                // mean over the step's batches, the same bits on all ranks
+  std::vector<ModelPass> passes;  // of this rank
   zero3::StepResult update;
   // Payload counted on the order's axes, without what the taps caused.
   int64_t ep_bytes = 0;
@@ -50,7 +50,7 @@ class TrainingRun {
                                                              comm::Backend* backend);
   ~TrainingRun();
 
-  // One pass and one update. With a tap each parameter is shown as fetched (so: as the step before left it) and each
+  // All passes and one update. With a tap each parameter is shown as fetched (so: as the step before left it) and each
   // gradient as averaged; all ranks tap or none does.
   absl::StatusOr<StepReport> Step(int64_t step, const TapFunction& tap);
 
@@ -59,6 +59,7 @@ class TrainingRun {
 
   const TrainingConfig& config() const { return config_; }
   const comm::Mesh& mesh() const { return mesh_; }
+  int rank() const { return backend_.rank(); }
   int replica() const;  // data-parallel coordinate
   int lane() const;
   const zero3::PartitionedModel& parameters() const { return *parameters_; }
@@ -75,8 +76,10 @@ class TrainingRun {
   // Shows one tensor of every parameter, gathered over the ranks that share it.
   absl::Status ReadAll(zero3::TensorKind kind, TapKind shown_as, const TapFunction& tap);
   absl::StatusOr<int64_t> BoundEpBytes(const ModelPass& pass) const;
-  // Mean over replicas, in the canonical order.
-  absl::StatusOr<double> MeanLoss(double loss);
+  // Pass `pass` of this replica.
+  absl::Status RunPass(int64_t step, int64_t pass, const TapFunction& tap, StepReport* report);
+  // Mean over all batches, in the canonical order: over replicas, then over passes.
+  absl::StatusOr<double> MeanLoss(const std::vector<ModelPass>& passes);
 
   const TrainingConfig config_;
   const comm::Mesh mesh_;
