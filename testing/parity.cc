@@ -82,6 +82,7 @@ class Participant {
         declared_(DeclaredConfig(config, entry_)),
         own_(ConfigOf(config, entry_)),
         observe_(config.observe),
+        end_step_(config.end_step),
         by_dense_(JudgedByDense(config, index)) {}
 
   absl::Status Start(const Corpus& corpus, comm::Backend& backend, comm::Communicator& world) {
@@ -165,6 +166,7 @@ class Participant {
 
   void StopLooking() {
     if (compare_) bits_->EndStep();
+    if (end_step_) end_step_(step_);
     write_ = nullptr;
     compare_ = false;
   }
@@ -236,6 +238,7 @@ class Participant {
   const TrainingConfig declared_;  // what judges go by
   const TrainingConfig own_;
   const std::function<void(int rank, int64_t step, const Tap& tap)> observe_;
+  const std::function<void(int64_t step)> end_step_;
   const bool by_dense_;
   int64_t step_ = 0;
   std::unique_ptr<TrainingRun> run_;

@@ -74,6 +74,8 @@ struct ParityConfig {
   // Shown everything that a rank of the one entry shows, in its thread: taps of the steps, the mean loss and the global
   // norm, and, as step `steps`, the parameters that the last step left. Empty: none.
   std::function<void(int rank, int64_t step, const Tap& tap)> observe;
+  // Called on every rank's thread when it has shown all of a step. Empty: none.
+  std::function<void(int64_t step)> end_step;
   // Gives entry `index` another way to its peers, for planted faults; owned by the caller. Empty: none.
   std::function<comm::Backend*(size_t index, comm::Backend& real)> decorate;
 };

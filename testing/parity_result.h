@@ -48,11 +48,14 @@ struct ParityRun {
   std::vector<double> loss;  // mean over replicas, by step
   AxisBytes ep;
   AxisBytes tp;
-  int64_t collectives = 0;          // of one step, rank 0
-  double leaf_fetch_host_ops = 0;   // mean per leaf fetch in steady state, rank 0
-  PeakBytes peak_gathered_bytes;    // largest over ranks
-  double ms_per_step = 0;           // wall time of this run's steps, mean
-  std::string parameter_digest;     // 16 hex digits over all final parameters, layout of the ranks included
+  int64_t collectives = 0;         // of one step, rank 0
+  double leaf_fetch_host_ops = 0;  // mean per leaf fetch in steady state, rank 0
+  PeakBytes peak_gathered_bytes;   // largest over ranks
+  double ms_per_step = 0;          // wall time of this run's steps, mean
+  std::string parameter_digest;    // 16 hex digits over all final parameters, layout of the ranks included
+  // Over all gradients of every step by name, independent of the layout; runs compared across layouts only, and then
+  // parameter_digest is by name too, over every step.
+  std::string gradient_digest;
   std::string loss_digest;          // 16 hex digits over the bits of the loss of every step
   int64_t values_compared = 0;      // over all ranks and steps; a run without any is no proof
   int64_t routing_differences = 0;  // bounded runs: near-ties where the double reference chose otherwise
