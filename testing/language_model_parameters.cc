@@ -1,3 +1,4 @@
+// The parameters of the language model as a rank sees them: names, slices, initial values, leaves.
 #include <cmath>
 #include <utility>
 
