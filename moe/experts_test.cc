@@ -127,8 +127,8 @@ TEST(ExpertsTest, SlicesAddUpToTheWhole) {
   }
 }
 
-// Trap 24: zero rows for an expert are allowed, and leave exact zeros.
-TEST(ExpertsTest, Trap24_EmptyExpertsStayExactlyZero) {
+// Trail 24: zero rows for an expert are allowed, and leave exact zeros.
+TEST(ExpertsTest, Trail24_EmptyExpertsStayExactlyZero) {
   Lane lane(ExpertActivation::kSwiGlu, 0, 1);
   ASSERT_OK(lane.Run({4, 0, 0}));
   for (int i = 0; i < 6; ++i) {

@@ -410,8 +410,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, AdjointTest,
                                            Layout{2, 4}),
                          [](const auto& info) { return absl::StrCat("T", info.param.tp, "E", info.param.ep); });
 
-// Trap 19 and 20 as arithmetic: no mapping's backward is anything but its transpose.
-TEST_P(AdjointTest, Trap19And20_EveryStepKindIsExactlyTransposed) {
+// Trail 19 and 20 as arithmetic: no mapping's backward is anything but its transpose.
+TEST_P(AdjointTest, Trail19_Trail20_EveryStepKindIsExactlyTransposed) {
   for (const Program& program : Programs()) {
     const TypedOrder typed = Typed(program);
     const int tp = GetParam().tp, ep = GetParam().ep;

@@ -155,9 +155,9 @@ TEST(OrderAdjointTest, DerivesTheKnownBackwards) {
                           "dispatch'(rows)", "all_gather(tp, tokens)->I"));
 }
 
-// Trap 19 and 20: a slice as the backward of a gather is right only where the gradient is whole. The checker accepts
+// Trail 19 and 20: a slice as the backward of a gather is right only where the gradient is whole. The checker accepts
 // the derived program as a program of its own, so each placement is what the next step wants.
-TEST(OrderAdjointTest, Trap19And20_BackwardIsWellTypedAndItsBackwardIsTheForward) {
+TEST(OrderAdjointTest, Trail19_Trail20_BackwardIsWellTypedAndItsBackwardIsTheForward) {
   for (const std::string& name : OrderNames()) {
     for (ExpertLayout layout : {ExpertLayout::kTensorParallel, ExpertLayout::kWhole}) {
       ASSERT_OK_AND_ASSIGN(Order order, FindOrder(name));
@@ -218,29 +218,29 @@ TEST(OrderTypesTest, AllReduceOnTheWrongAxis) {
 }
 
 // Without the copy the input gradient would stay partial: dW exact, dX wrong.
-TEST(OrderTypesTest, Trap19_CopyLeftOutIsRefused) {
+TEST(OrderTypesTest, Trail19_CopyLeftOutIsRefused) {
   std::vector<std::string> steps = ReferenceSteps();
   steps.erase(steps.begin() + 2);
   EXPECT_THAT(Check(Text(steps)), StatusIs(kInvalid, AllOf(HasSubstr("step 3 (experts)"), HasSubstr("tp is I, wants R"),
                                                            HasSubstr("its gradient would not be summed"))));
 }
 
-// A gather to I in front of the experts without the copy: the seed of trap 20.
-TEST(OrderTypesTest, Trap20_GatherToInvariantBeforeExpertsIsRefused) {
+// A gather to I in front of the experts without the copy: the seed of trail 20.
+TEST(OrderTypesTest, Trail20_GatherToInvariantBeforeExpertsIsRefused) {
   ASSERT_OK_AND_ASSIGN(std::string text, FindOrderText("fused"));
   text = absl::StrReplaceAll(text, {{"to: REPLICATED", "to: INVARIANT"}});
   EXPECT_THAT(Check(text), StatusIs(kInvalid, AllOf(HasSubstr("(experts)"), HasSubstr("tp is I, wants R"))));
 }
 
 // Whole experts with EP across lanes: undropped tokens would reach each expert T times.
-TEST(OrderTypesTest, Trap16_DuplicatesCannotReachWholeExperts) {
+TEST(OrderTypesTest, Trail16_DuplicatesCannotReachWholeExperts) {
   ASSERT_OK_AND_ASSIGN(std::string text, FindOrderText("unsharded"));
   text = absl::StrReplaceAll(text, {{"step { kind: SLICE axis: TP dim: SLOTS }", ""}});
   EXPECT_THAT(Check(text), StatusIs(kInvalid, AllOf(HasSubstr("step 2 (all_to_all(ep))"),
                                                     HasSubstr("tp is I, wants V(slots)"), HasSubstr("T times"))));
 }
 
-TEST(OrderTypesTest, Trap16_TokenSlicedWithoutItsSliceIsRefusedForWholeExperts) {
+TEST(OrderTypesTest, Trail16_TokenSlicedWithoutItsSliceIsRefusedForWholeExperts) {
   ASSERT_OK_AND_ASSIGN(std::string text, FindOrderText("token_sliced"));
   text = absl::StrReplaceAll(text, {{"step { kind: SLICE axis: TP dim: TOKENS }", ""}});
   EXPECT_THAT(Check(text, ExpertLayout::kWhole), StatusIs(kInvalid, HasSubstr("tp is I, wants V(rows)")));

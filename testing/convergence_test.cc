@@ -53,5 +53,15 @@ TEST(ConvergenceTest, SgdFollowsTheNaiveRunsOwnPath) {
   for (size_t step = 0; step < 10; ++step) EXPECT_NEAR(result.runs[0].loss[step], result.runs[1].loss[step], 1e-4);
 }
 
+// Trail 17: a loss that climbs late in training, in one order and not in the other. Bits are compared in every step, so
+// curves cannot part; and the curve keeps falling well after the first descent.
+TEST(ConvergenceTest, Trail17_ALongRunKeepsTheReferencesBitsAndDoesNotClimb) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"reference", "fused", "token_sliced"}, 300);
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  for (size_t run = 1; run < 3; ++run) EXPECT_EQ(result.runs[run].verdict, Verdict::kBitwise) << ResultText(result);
+  const std::vector<double>& loss = result.runs[0].loss;
+  EXPECT_LT(Mean(loss.end() - 50, loss.end()), Mean(loss.begin() + 50, loss.begin() + 100));
+}
+
 }  // namespace
 }  // namespace evenkeel::testutil

@@ -191,10 +191,38 @@ def orphans(files):
             yield file.path, 1, f"no target in {folder or 'the root'}/BUILD has this file"
 
 
+TRAIL = re.compile(r"Trail(\d+)(?=[A-Z_]|$)|(?<=\d)(?:_|And)(\d+)(?=[A-Z_]|$)")
+
+
+def trail_numbers(name):
+    """The numbers of the bug trail in a test's name: Trail3_Trail4_X, Trail35_37_X and Trail19And20_X."""
+    return {int(first or more) for first, more in TRAIL.findall(name)} if "Trail" in name else set()
+
+
+def trails(files):
+    """Tests that pages name for an entry of the bug trail, and that are gone or have another number."""
+    tests = set()
+    for file in files:
+        if file.is_test():
+            tests.update(re.findall(r"^(?:TYPED_)?TEST(?:_[PF])?\(\w+,\s*(\w+)\)", file.text, re.MULTILINE))
+    for file in files:
+        if not file.path.startswith("docs/"):
+            continue
+        for number, line in enumerate(file.lines, 1):
+            named = re.findall(r"`(?:\w+\.)?(\w*Trail\d\w*)`", line)
+            for name in named:
+                if name not in tests:
+                    yield file.path, number, f"no test is called {name}"
+            row = re.match(r"\| (\d+(?:, \d+)*) \|", line)
+            missing = set(map(int, row[1].split(", "))) - set().union(*map(trail_numbers, named)) if row and named else ()
+            for entry in missing:
+                yield file.path, number, f"no test of this row has {entry} in its name"
+
+
 def check(files):
     """Returns [(path, line, message)] for a list of File."""
     found = [(file.path, line, message) for file in files for rule in RULES for line, message in rule(file)]
-    return sorted(found + list(orphans(files)))
+    return sorted(found + list(orphans(files)) + list(trails(files)))
 
 
 def tree(root):

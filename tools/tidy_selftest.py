@@ -99,6 +99,16 @@ class TidyTest(unittest.TestCase):
         self.assertEqual([path for path, _, _ in tidy.orphans([build, mesh, lost, nested])],
                          ["comm/lost.cc", "comm/deep/lost.h"])
 
+    def test_trail_entries_without_their_test_are_found(self):
+        test = tidy.File("moe/x_test.cc", "// A.\nTEST(X, Trail3_Trail4_Capacity) {}\nTEST_P(X, C1_Trail35_37And38_Norm) {}\n"
+                         "TYPED_TEST(X, Trail7_TopK) {}\n")
+        page = tidy.File("docs/a.md", "| 3, 4 | x | `Trail3_Trail4_Capacity` |\n"
+                         "| 35, 37, 38 | x | `X.C1_Trail35_37And38_Norm` |\n"
+                         "| 7, 8 | x | `Trail7_TopK` |\n"
+                         "| 9 | x | `Trail9_Gone` |\n"
+                         "| 10 | x | not a test: `reason` |\n")
+        self.assertEqual([line for _, line, _ in tidy.trails([test, page])], [3, 4])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -56,6 +56,12 @@ LayerRun RunOrder(const LayerCase& c, const std::string& order) {
   return run.ok() ? *std::move(run) : LayerRun();
 }
 
+std::vector<std::string> TensorParallelOrders() { return {"reference", "drop_gather", "fused", "token_sliced"}; }
+
+std::vector<std::string> AllTensorParallelOrders() {
+  return {"reference", "drop_gather", "fused", "token_sliced", "dedup"};
+}
+
 void ExpectBitwiseEqual(const LayerRun& a, const LayerRun& b, const std::string& what) {
   ASSERT_EQ(a.ranks.size(), b.ranks.size()) << what;
   for (size_t r = 0; r < a.ranks.size(); ++r) {

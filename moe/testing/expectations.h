@@ -15,6 +15,11 @@ std::string Name(const LayerCase& c, const std::string& order);
 // The order of that name; a failure of the run is a failure of the test.
 LayerRun RunOrder(const LayerCase& c, const std::string& order);
 
+// Built-in orders of TP-sliced experts that have the reference's bits; and all of them (dedup adds up in another
+// order).
+std::vector<std::string> TensorParallelOrders();
+std::vector<std::string> AllTensorParallelOrders();
+
 struct Member {
   const char* name;
   std::vector<double> Values::*values;
@@ -32,7 +37,7 @@ void ExpectBitwiseEqual(const LayerRun& a, const LayerRun& b, const std::string&
 // Every output and gradient near the naive layer in double.
 void ExpectLikeDense(const LayerCase& c, const LayerRun& run, const std::string& what);
 
-// Trap 21: every lane ends with the same router gradient and input gradient; neither may be summed over TP.
+// Trail 21: every lane ends with the same router gradient and input gradient; neither may be summed over TP.
 void ExpectLanesAgree(const LayerRun& run, const std::string& what);
 
 // Counted bytes by axis and link class, collectives and peak memory are the predicted ones.

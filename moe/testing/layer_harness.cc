@@ -121,7 +121,8 @@ class RankRunner {
     EK_RETURN_IF_ERROR(CreateGroups());
     EK_RETURN_IF_ERROR(CreateLayer());
     EK_RETURN_IF_ERROR(CreateTensors());
-    EK_RETURN_IF_ERROR(ForwardBackward());
+    const int passes = c_.passes_of ? c_.passes_of(out_.replica) : 1;
+    for (int pass = 0; pass < passes; ++pass) EK_RETURN_IF_ERROR(ForwardBackward());
     StoreResults();
     t_ = RankTensors();
     stream_.reset();
@@ -321,7 +322,8 @@ double DataAt(const LayerCase& c, const std::string& name, int64_t index) {
   if (name == "w_in" || name == "w_gate") scale = 1.0 / std::sqrt(static_cast<double>(c.hidden));
   if (name == "w_out") scale = 1.0 / std::sqrt(static_cast<double>(c.ffn));
   // Rounded to bf16, so that all dtypes start from the same numbers.
-  double value = static_cast<float>(BF16(static_cast<float>(stream.Normal(index) * scale)));
+  const int64_t from = c.taken_from ? c.taken_from(name, index) : index;
+  double value = static_cast<float>(BF16(static_cast<float>(stream.Normal(from) * scale)));
   if (c.favourite_expert >= 0 && name == "x" && index % c.hidden == 0) value = 4;
   if (c.favourite_expert >= 0 && name == "router" && index % c.hidden == 0) {
     value = index / c.hidden == c.favourite_expert ? 8 : -8;
@@ -361,7 +363,7 @@ absl::StatusOr<LayerRun> RunLayer(const LayerCase& c, const Order& order) {
     comm::InProcessOptions options;
     options.world_size = mesh.world_size();
     options.topology = topology;
-    options.deadline = absl::Seconds(20);
+    options.deadline = absl::Milliseconds(c.deadline_ms);
     EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::InProcessWorld> world, comm::InProcessWorld::Create(options));
     statuses = comm::RunRanks(*world, body);
   }

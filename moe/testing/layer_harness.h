@@ -60,6 +60,12 @@ struct LayerCase {
   std::function<std::vector<uint8_t>(int replica)> mask = nullptr;
   // Per replica: routes to be used instead of choosing. Null: none.
   std::function<const RoutingDecision*(int replica)> replay = nullptr;
+  // Puts the number of another place into a place of "x", "dy", "router", "w_in", ... (indices as in DataAt), so that
+  // tokens can be permuted and experts renamed. Null: each its own.
+  std::function<int64_t(const std::string& name, int64_t index)> taken_from = nullptr;
+  // Forward and backward passes of the ranks of a replica, where they differ. Null: 1.
+  std::function<int(int replica)> passes_of = nullptr;
+  int64_t deadline_ms = 20000;  // of every collective call
   // Added to one element before the run: for finite differences.
   std::string perturb = {};  // "x", "router", "w_in", "w_gate", "w_out", "b_in", "b_gate", "b_out"
   int64_t perturb_index = 0;
