@@ -68,7 +68,7 @@ absl::Status Absence::CheckNobodyGaveUp(const Call& call) {
 absl::Status Absence::WireError(const Call& call) {
   seat_.mailroom().Poll();
   for (int i = 0; i < seat_.size(); ++i) {
-    if (i != seat_.rank() && !CauseOf(i).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, i));
+    if (i != seat_.rank() && !CauseOf(i).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, i, true));
   }
   for (int i = 0; i < seat_.size(); ++i) {
     if (i == seat_.rank()) continue;
@@ -83,19 +83,19 @@ absl::Status Absence::WireError(const Call& call) {
 // the cause: what it said is.
 absl::Status Absence::FindGone(const Call& call, const std::vector<Missing>& missing) {
   for (const Missing& m : missing) {
-    if (!CauseOf(m.rank).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, m.rank));
+    if (!CauseOf(m.rank).has_value()) EK_RETURN_IF_ERROR(JudgeHealth(call, m.rank, !IsPromised(m)));
   }
   for (const Missing& m : missing) EK_RETURN_IF_ERROR(JudgeNotice(call, m));
   return absl::OkStatus();
 }
 
-absl::Status Absence::JudgeHealth(const Call& call, int i) {
+absl::Status Absence::JudgeHealth(const Call& call, int i, bool believe_goodbye) {
   const int world_rank = seat_.peer(i).world_rank;
   const PeerHealth health = seat_.wire().Health(world_rank, /*describe=*/false);
   std::string what;
   if (health.state == PeerHealth::State::kDead) {
     what = health.text.empty() ? "is dead" : health.text;
-  } else if (seat_.mailroom().SaidGoodbye(world_rank)) {
+  } else if (believe_goodbye && seat_.mailroom().SaidGoodbye(world_rank)) {
     what = "has left the world";
   } else {
     return absl::OkStatus();
@@ -103,6 +103,19 @@ absl::Status Absence::JudgeHealth(const Call& call, int i) {
   ErrorContext context = TimedContext(call);
   context.findings.push_back({seat_.OuterRank(i), absl::StrCat(what, "; ", seat_.LastOf(i))});
   return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
+}
+
+// Sent before its rank stopped: still on its way.
+bool Absence::IsPromised(const Missing& missing, const ControlMessage& notice) const {
+  if (notice.pair != seat_.is_pair()) return false;
+  if (missing.record) return notice.a > seat_.records_sent() - 1;
+  return missing.piece && notice.b > missing.index;
+}
+
+bool Absence::IsPromised(const Missing& missing) {
+  const std::optional<ControlMessage> notice =
+      seat_.mailroom().FindNotice(seat_.peer(missing.rank).world_rank, seat_.epoch(), seat_.is_pair());
+  return notice.has_value() && IsPromised(missing, *notice);
 }
 
 // The notice of a missing rank, as far as it concerns what is missing: an error, or OK when what is missing can still
@@ -117,11 +130,7 @@ absl::Status Absence::JudgeNotice(const Call& call, const Missing& missing) {
     if (cause.has_value()) return Adopt(seat_.Context(call), *cause, missing.rank);
     return absl::OkStatus();
   }
-  const bool same_stream = notice->pair == seat_.is_pair();
-  if (same_stream && missing.record && notice->a > seat_.records_sent() - 1) {
-    return absl::OkStatus();  // sent before it stopped: still on its way
-  }
-  if (same_stream && missing.piece && notice->b > missing.index) return absl::OkStatus();
+  if (IsPromised(missing, *notice)) return absl::OkStatus();
   ErrorContext context = TimedContext(call);
   if (notice->kind == ControlMessage::Kind::kLeft) {
     context.findings.push_back(

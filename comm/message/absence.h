@@ -57,7 +57,9 @@ class Absence {
 
  private:
   absl::Status FindGone(const Call& call, const std::vector<Missing>& missing);
-  absl::Status JudgeHealth(const Call& call, int i);
+  absl::Status JudgeHealth(const Call& call, int i, bool believe_goodbye);
+  bool IsPromised(const Missing& missing, const ControlMessage& notice) const;
+  bool IsPromised(const Missing& missing);
   absl::Status JudgeNotice(const Call& call, const Missing& missing);
   absl::Status Adopt(ErrorContext context, const absl::Status& cause, int from) const;
   absl::Status TooLate(const Call& call, const std::vector<Missing>& missing);

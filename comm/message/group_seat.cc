@@ -3,14 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/message/tag_channels.h"
 
 namespace evenkeel::comm {
 namespace {
 
-// Tags of one group: [channel 12 bits][kind 2 bits][counter 16 bits], channel 0 is the mailroom's.
-constexpr int kCounterBits = 16;
-constexpr int kKindBits = 2;
-constexpr int kNumChannels = (1 << (30 - kCounterBits - kKindBits)) - 1;
 constexpr int kPairFlag = 2;  // beside the kind
 
 }  // namespace
@@ -21,9 +18,9 @@ GroupSeat::GroupSeat(Wire* wire, Mailroom* mailroom, const MessageOptions& optio
 }
 
 int GroupSeat::Tag(TagKind kind, int64_t counter) const {
-  const int channel = static_cast<int>(epoch() % kNumChannels) + 1;
   const int flags = static_cast<int>(kind) | (is_pair() ? kPairFlag : 0);
-  return (((channel << kKindBits) | flags) << kCounterBits) | static_cast<int>(counter & ((1 << kCounterBits) - 1));
+  return (((TagChannel(epoch()) << kTagKindBits) | flags) << kTagCounterBits) |
+         static_cast<int>(counter & ((1 << kTagCounterBits) - 1));
 }
 
 ErrorContext GroupSeat::Context(const Call& call) const {

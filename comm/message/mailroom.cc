@@ -219,7 +219,7 @@ void Mailroom::Sort(int peer, absl::string_view bytes) {
       if (message->a >= 0) inbox.answers.emplace(message->a, DecodeStatus(message->body));
       return;
     case ControlMessage::Kind::kGoodbye:
-      inbox.goodbye = true;
+      inbox.goodbye = serial;
       return;
     case ControlMessage::Kind::kAbort:
     case ControlMessage::Kind::kLeft:
@@ -272,7 +272,9 @@ std::optional<ControlMessage> Mailroom::FindNotice(int peer, int64_t epoch, bool
 
 bool Mailroom::SaidGoodbye(int peer) {
   absl::MutexLock lock(&mutex_);
-  return inboxes_[peer] != nullptr && inboxes_[peer]->goodbye;
+  if (inboxes_[peer] == nullptr) return false;
+  const Inbox& inbox = *inboxes_[peer];
+  return inbox.goodbye.has_value() && inbox.floor > *inbox.goodbye;
 }
 
 void Mailroom::OpenEpoch(int64_t epoch) {
@@ -287,6 +289,18 @@ void Mailroom::CloseEpoch(int64_t epoch) {
   for (auto it = notices_.begin(); it != notices_.end();) {
     it = std::get<1>(it->first) == epoch ? notices_.erase(it) : std::next(it);
   }
+}
+
+void Mailroom::DoubtEpoch(int64_t epoch) {
+  absl::MutexLock lock(&mutex_);
+  doubtful_.Add(epoch);
+}
+
+BusyChannels Mailroom::busy_channels() {
+  absl::MutexLock lock(&mutex_);
+  BusyChannels busy = doubtful_;
+  for (const int64_t epoch : open_epochs_) busy.Add(epoch);
+  return busy;
 }
 
 int64_t Mailroom::num_dropped() {

@@ -27,6 +27,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/message/tag_channels.h"
 #include "evenkeel/comm/message/wire.h"
 
 namespace evenkeel::comm {
@@ -82,11 +83,15 @@ class Mailroom {
   // The cause, when `peer` has given up a group in answer to this rank's proposal `serial`.
   std::optional<absl::Status> FindAnswer(int peer, int64_t serial);
   std::optional<ControlMessage> FindNotice(int peer, int64_t epoch, bool pair);
+  // Not before everything that `peer` had posted before its goodbye is here.
   bool SaidGoodbye(int peer);
 
   // The group of `epoch` begins or ends here: notices about epochs that ended are dropped.
   void OpenEpoch(int64_t epoch);
   void CloseEpoch(int64_t epoch);
+  // The group of `epoch` broke with messages under way: its channel stays out of use.
+  void DoubtEpoch(int64_t epoch);
+  BusyChannels busy_channels();
   // Messages that were damaged, doubled, or about a group that no longer exists.
   int64_t num_dropped();
 
@@ -99,7 +104,7 @@ class Mailroom {
     std::deque<ControlMessage> proposals;
     std::map<int64_t, absl::Status> voids;    // by the peer's proposal
     std::map<int64_t, absl::Status> answers;  // by this rank's proposal
-    bool goodbye = false;
+    std::optional<int64_t> goodbye;           // its serial
   };
   struct Outgoing {
     int peer = -1;
@@ -119,6 +124,7 @@ class Mailroom {
   std::map<std::tuple<int, int64_t, bool>, ControlMessage> notices_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> open_epochs_ ABSL_GUARDED_BY(mutex_);
   int64_t newest_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
+  BusyChannels doubtful_ ABSL_GUARDED_BY(mutex_);
   int64_t num_dropped_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

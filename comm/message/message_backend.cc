@@ -7,18 +7,26 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/host_communicator.h"
+#include "evenkeel/comm/message/tag_channels.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::comm {
 namespace {
 
-std::string FingerprintBytes(const Fingerprint& fingerprint) {
-  return std::string(reinterpret_cast<const char*>(&fingerprint), sizeof(fingerprint));
+// The body of a proposal: the group's fingerprint and the proposer's busy channels.
+std::string ProposalBody(const Fingerprint& fingerprint, const BusyChannels& busy) {
+  return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&fingerprint), sizeof(fingerprint)),
+                      busy.Encode());
 }
 
-Fingerprint FingerprintOf(const std::string& bytes) {
+// A body of another length gives a fingerprint that no check believes.
+Fingerprint ReadProposal(absl::string_view body, BusyChannels* busy) {
   Fingerprint fingerprint;
-  if (bytes.size() == sizeof(fingerprint)) std::memcpy(&fingerprint, bytes.data(), sizeof(fingerprint));
+  if (body.size() < sizeof(fingerprint)) return fingerprint;
+  const std::optional<BusyChannels> theirs = BusyChannels::Decode(body.substr(sizeof(fingerprint)));
+  if (!theirs.has_value()) return fingerprint;
+  busy->Add(*theirs);
+  std::memcpy(&fingerprint, body.data(), sizeof(fingerprint));
   return fingerprint;
 }
 
@@ -33,6 +41,7 @@ struct MessageBackend::Meeting {
   ErrorContext context = {};
   Fingerprint mine = {};
   std::vector<std::optional<ControlMessage>> proposals = {};  // by group rank, as last seen
+  BusyChannels busy = {};                                     // of this rank
   int64_t epoch = 0;
 };
 
@@ -72,6 +81,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MessageBackend::CreateGroup(const 
   meeting.mine.flags = options_.two_level ? kFlagTwoLevel : 0;
   meeting.mine = SealFingerprint(meeting.mine);
   meeting.proposals.resize(group.size());
+  meeting.busy = mailroom_.busy_channels();
   EK_RETURN_IF_ERROR(Meet(meeting));
 
   next_epoch_ = meeting.epoch + 1;
@@ -93,7 +103,7 @@ absl::Status MessageBackend::Meet(Meeting& meeting) {
     mailroom_.Post(group.ranks[i], {.kind = ControlMessage::Kind::kProposal,
                                     .id = meeting.proposal,
                                     .a = next_epoch_,
-                                    .body = FingerprintBytes(meeting.mine)});
+                                    .body = ProposalBody(meeting.mine, meeting.busy)});
   }
   const absl::Duration limit = meeting.start + options_.deadline;
   for (int attempt = 0;; ++attempt) {
@@ -121,7 +131,8 @@ absl::Status MessageBackend::Meet(Meeting& meeting) {
 absl::Status MessageBackend::LookAtProposals(Meeting& meeting, bool* complete) {
   const Group& group = *meeting.group;
   std::vector<Fingerprint> fingerprints(group.size(), meeting.mine);
-  meeting.epoch = next_epoch_;
+  BusyChannels busy = meeting.busy;
+  int64_t first_epoch = next_epoch_;
   bool all = true;
   for (int i = 0; i < group.size(); ++i) {
     if (i == meeting.rank) continue;
@@ -133,8 +144,8 @@ absl::Status MessageBackend::LookAtProposals(Meeting& meeting, bool* complete) {
     }
     meeting.proposals[i] = mailroom_.PeekProposal(peer);
     if (meeting.proposals[i].has_value()) {
-      fingerprints[i] = FingerprintOf(meeting.proposals[i]->body);
-      meeting.epoch = std::max(meeting.epoch, meeting.proposals[i]->a);
+      fingerprints[i] = ReadProposal(meeting.proposals[i]->body, &busy);
+      first_epoch = std::max(first_epoch, meeting.proposals[i]->a);
     } else if (wire_->Health(peer, /*describe=*/false).state == PeerHealth::State::kDead ||
                mailroom_.SaidGoodbye(peer)) {
       ErrorContext context = meeting.context;
@@ -151,7 +162,15 @@ absl::Status MessageBackend::LookAtProposals(Meeting& meeting, bool* complete) {
     context.findings = std::move(odd->findings);
     return TransportError(odd->code, context, odd->what);
   }
-  *complete = all;
+  if (!all) return absl::OkStatus();
+  const std::optional<int64_t> epoch = busy.FirstFree(first_epoch);
+  if (!epoch.has_value()) {
+    return TransportError(absl::StatusCode::kInvalidArgument, meeting.context,
+                          absl::StrCat("all ", kNumTagChannels, " tag channels are in use by the groups of its members",
+                                       " (", meeting.busy.count(), " by this rank's): give groups up"));
+  }
+  meeting.epoch = *epoch;
+  *complete = true;
   return absl::OkStatus();
 }
 

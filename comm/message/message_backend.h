@@ -4,6 +4,9 @@
 // and waits for theirs. When all proposals are for the same group, its epoch is the largest proposed one; every member
 // then moves its own first free epoch past it. So two groups that share a rank never share an epoch, and nothing that
 // was sent in one group can be taken for a message of another.
+//
+// Proposals also tell which tag channels a rank has in use (tag_channels.h): the epoch is the first at or after the
+// largest proposed one whose channel is free on all members. InvalidArgument when there is none.
 #ifndef EVENKEEL_COMM_MESSAGE_MESSAGE_BACKEND_H_
 #define EVENKEEL_COMM_MESSAGE_MESSAGE_BACKEND_H_
 

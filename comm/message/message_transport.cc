@@ -94,6 +94,7 @@ class MessageTransport final : public Transport {
   // Keeps the cause, tells the peers, and leaves no message behind that could touch memory of the caller.
   absl::Status Break(const absl::Status& cause) {
     seat_.Abort(cause);
+    seat_.mailroom().DoubtEpoch(epoch());
     // While payload may be touched, which it may no longer once the call has returned: a notice that finds no room on
     // its way waits behind it.
     seat_.mailroom().Flush(kFlush, AbsentIn(cause));
