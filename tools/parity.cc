@@ -4,6 +4,7 @@
 //   parity                                               every built-in order against `reference`, 16 threads
 //   parity --candidate=mine.textproto --steps=20
 //   mpirun -n 8 parity --backend=mpi --tp=2 --ep=2 --dp=4 --steps=10
+//   parity --numerics=canonical --tp=2 --ep=4 --dp=4 --baseline_layout=tp=1,ep=1,dp=1      two layouts, the same bits
 //
 // Exit codes: 0 every candidate holds, 1 a mismatch, 2 bad usage or configuration, 3 a fault.
 #include "evenkeel/testing/parity.h"
@@ -11,6 +12,7 @@
 #include <gflags/gflags.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -28,6 +30,7 @@
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/mpi/mpi_backend.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/capacity.h"
 #include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/order.h"
@@ -37,9 +40,11 @@
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
+#include "evenkeel/testing/layout_parity.h"
 #include "evenkeel/testing/parity_result.h"
 #include "evenkeel/testing/training_config.h"
 #include "evenkeel/tools/auto_order.h"
+#include "evenkeel/tools/layout_flag.h"
 #include "evenkeel/tools/program.h"
 #include "evenkeel/tools/report/report_writer.h"
 
@@ -69,6 +74,15 @@ DEFINE_bool(recompute, false, "compute activations again in the backward, with t
 DEFINE_int32(shared_experts, 0, "experts that every token passes beside its routed ones (DeepSeekMoE)");
 DEFINE_bool(shared_gate, false, "the shared experts' output is scaled by a sigmoid gate (Qwen2-MoE)");
 DEFINE_bool(residual_moe, false, "a dense MLP in a learnt mixture with the experts (DeepSpeed's use_residual)");
+DEFINE_string(numerics, "fast",
+              "fast, or canonical: the same bits in every layout (docs/numerics.md), whatever order, tp, ep, etp, dp");
+DEFINE_string(baseline_layout, "",
+              "canonical numerics: the layout of the reference, such as tp=1,ep=1,dp=1; all else is compared with it "
+              "bit by bit; default: the layout of --tp --ep --dp");
+DEFINE_int64(batches, 0,
+             "batches of a step over all replicas, taken in passes; 0: one for each replica, in canonical "
+             "numerics for each of the layout that has more");
+DEFINE_int32(heads, 0, "attention heads; 0: 4, in canonical numerics 8");
 DEFINE_string(corpus, evenkeel::testutil::kDefaultCorpus, "any text file or folder, read as bytes");
 DEFINE_string(out, "parity-report", "folder for report.json, report.html, report.md, loss.png");
 DEFINE_int32(deadline_seconds, 60, "limit of every collective call");
@@ -225,6 +239,33 @@ absl::Status SetExperts(testutil::LanguageModelConfig* model) {
   return absl::OkStatus();
 }
 
+bool IsCanonical() { return FLAGS_numerics == "canonical"; }
+
+// The reference's layout in canonical numerics.
+absl::StatusOr<comm::MeshShape> BaselineLayout(const testutil::TrainingConfig& base) {
+  if (FLAGS_baseline_layout.empty()) return base.mesh;
+  const absl::StatusOr<comm::MeshShape> mesh = ParseLayout(FLAGS_baseline_layout);
+  return mesh.ok() ? mesh : BadFlag("baseline_layout", FLAGS_baseline_layout, mesh.status().message());
+}
+
+absl::Status SetNumerics(testutil::TrainingConfig* base) {
+  EK_RETURN_IF_ERROR(Choose<moe::ExpertNumerics>(
+      "numerics", FLAGS_numerics,
+      {{"fast", moe::ExpertNumerics::kFast}, {"canonical", moe::ExpertNumerics::kCanonical}}, &base->model.numerics));
+  if (!FLAGS_baseline_layout.empty() && (!IsCanonical() || FLAGS_backend != "threads")) {
+    return BadFlag("baseline_layout", FLAGS_baseline_layout,
+                   "layouts are compared on threads and in canonical numerics; fast ones promise no equal bits "
+                   "(compare with --reference=dense)");
+  }
+  base->model.heads = FLAGS_heads != 0 ? FLAGS_heads : IsCanonical() ? moe::kCanonicalBlocks : base->model.heads;
+  base->batches = FLAGS_batches;
+  if (FLAGS_batches == 0 && IsCanonical()) {
+    EK_ASSIGN_OR_RETURN(const comm::MeshShape baseline, BaselineLayout(*base));
+    base->batches = std::max(base->mesh.dp, baseline.dp);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetModel(testutil::TrainingConfig* base) {
   base->mesh = {FLAGS_tp, FLAGS_ep, FLAGS_dp, FLAGS_etp == 0 ? FLAGS_tp : FLAGS_etp};
   base->seed = FLAGS_seed;
@@ -232,6 +273,7 @@ absl::Status SetModel(testutil::TrainingConfig* base) {
   base->model.experts = FLAGS_experts;
   base->model.top_k = FLAGS_top_k;
   EK_RETURN_IF_ERROR(SetExperts(&base->model));
+  EK_RETURN_IF_ERROR(SetNumerics(base));
   EK_ASSIGN_OR_RETURN(base->model.dtype, ParseDType(FLAGS_dtype));
   const absl::StatusOr<moe::Rational> factor = moe::Rational::Parse(FLAGS_capacity_factor);
   if (!factor.ok()) return BadFlag("capacity_factor", FLAGS_capacity_factor, factor.status().message());
@@ -270,20 +312,25 @@ absl::StatusOr<ParityConfig> ConfigFromFlags() {
   EK_RETURN_IF_ERROR(SetModel(&config.base));
   EK_ASSIGN_OR_RETURN(config.entries, Entries());
   config.steps = FLAGS_steps;
-  for (const char* flag :
-       {"reference",    "candidate",     "tp",         "ep",          "dp",        "backend",        "zero3",
-        "dtype",        "optimizer",     "steps",      "seed",        "experts",   "top_k",          "capacity_factor",
-        "drop",         "z_coefficient", "activation", "expert_bias", "recompute", "shared_experts", "shared_gate",
-        "residual_moe", "corpus"}) {
+  for (const char* flag : {"reference",   "candidate",       "tp",        "ep",
+                           "dp",          "backend",         "zero3",     "dtype",
+                           "optimizer",   "steps",           "seed",      "experts",
+                           "top_k",       "capacity_factor", "drop",      "z_coefficient",
+                           "activation",  "expert_bias",     "recompute", "shared_experts",
+                           "shared_gate", "residual_moe",    "numerics",  "baseline_layout",
+                           "corpus"}) {
     config.description.push_back({flag, gflags::GetCommandLineFlagInfoOrDie(flag).current_value});
   }
+  config.description.push_back({"batches", absl::StrCat(config.base.num_batches())});
+  config.description.push_back({"heads", absl::StrCat(config.base.model.heads)});
   config.description.push_back({"learning_rate", absl::StrCat(config.base.zero3.optimizer.learning_rate)});
   EK_RETURN_IF_ERROR(testutil::ValidateParityConfig(config));
   return config;
 }
 
 // A line that follows the steps, on a terminal only.
-void ShowProgress(ParityConfig* config) {
+template <typename Config>
+void ShowProgress(Config* config) {
   if (isatty(STDERR_FILENO) == 0) return;
   config->progress = [](int64_t done, int64_t steps) {
     std::fprintf(stderr, "\rstep %lld of %lld%s", static_cast<long long>(done), static_cast<long long>(steps),
@@ -302,10 +349,30 @@ absl::StatusOr<int> ShowResult(const ParityResult& result) {
   return result.AllHold() ? kExitHolds : kExitMismatch;
 }
 
+// Canonical numerics: every run on its own, compared with the reference across layouts.
+absl::StatusOr<ParityResult> RunLayouts(const ParityConfig& job, const testutil::Corpus& corpus) {
+  testutil::LayoutParityConfig config;
+  config.base = job.base;
+  config.steps = job.steps;
+  config.description = job.description;
+  config.deadline = absl::Seconds(FLAGS_deadline_seconds);
+  EK_ASSIGN_OR_RETURN(const comm::MeshShape baseline, BaselineLayout(job.base));
+  config.runs.push_back({job.entries[0], baseline});
+  for (size_t i = baseline == job.base.mesh ? 1 : 0; i < job.entries.size(); ++i) {
+    config.runs.push_back({job.entries[i], job.base.mesh});
+  }
+  ShowProgress(&config);
+  return testutil::RunLayoutParity(config, corpus);
+}
+
 absl::StatusOr<int> RunOnThreads(ParityConfig config) {
   EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
   EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
   EK_RETURN_IF_ERROR(ResolveAuto(nullptr, true, &config));
+  if (IsCanonical() && !config.entries[0].dense) {
+    EK_ASSIGN_OR_RETURN(const ParityResult result, RunLayouts(config, corpus));
+    return ShowResult(result);
+  }
   ShowProgress(&config);
   EK_ASSIGN_OR_RETURN(const ParityResult result,
                       testutil::RunParityOnThreads(config, corpus, absl::Seconds(FLAGS_deadline_seconds)));

@@ -48,6 +48,11 @@ expect 2 '--activation=relu: known are gelu, swiglu' --activation=relu
 expect 2 'shared_experts is -1' --shared_experts=-1
 expect 2 'shared_gate needs shared_experts' --shared_gate
 expect 2 'choose one' --shared_experts=2 --residual_moe
+expect 2 '--numerics=exact: known are fast, canonical' --numerics=exact
+expect 2 'fast ones promise no equal bits' --baseline_layout=tp=1
+expect 2 'tp is there twice' --numerics=canonical --baseline_layout=tp=1,tp=2
+expect 2 'batches 3 is not dp 2 times a power of two' --numerics=canonical --dp=2 --ep=2 --batches=3
+expect 2 'experts is 12' --numerics=canonical --experts=12
 expect 2 "unexpected 'word'" word
 expect 2 "unknown command line flag 'tpp'" --tpp=2
 expect 2 "illegal value 'two'" --tp=two
@@ -77,6 +82,17 @@ assert ("fused", "flat", "bitwise") in verdicts, verdicts
 assert ("unsharded", "flat", "bounded") in verdicts, verdicts
 END
 expect 0 'auto=' "${small[@]}" --candidate=auto
+# Every order in one layout, the reference in another, the same bits.
+expect 0 'tp 2 ep 2 dp 2 etp 1: same bits as reference in tp 1 ep 1 dp 4 etp 1' "${small[@]}" --numerics=canonical \
+  --baseline_layout=dp=4 --dtype=bf16 --optimizer=adamw --capacity_factor=0.5
+python3 - "$out/report.json" <<'END' || failed=1
+import json, sys
+runs = json.load(open(sys.argv[1]))["runs"]
+assert len(runs) >= 7, len(runs)
+for digest in ("loss_digest", "gradient_digest", "parameter_digest"):
+    assert len({run[digest] for run in runs}) == 1, [(run["order"], run[digest]) for run in runs]
+assert [run["verdict"] for run in runs] == ["reference"] + ["bitwise"] * (len(runs) - 1)
+END
 expect 0 'bounded' "${small[@]}" --reference=dense --candidate=fused
 expect 0 'bitwise' "${small[@]}" --dtype=bf16 --optimizer=adamw --candidate=fused
 expect 0 'bitwise' "${small[@]}" --capacity_factor=0 --candidate=token_sliced --reference=reference

@@ -107,6 +107,7 @@ Json RunJson(const ParityRun& run) {
            {{"counted", run.peak_gathered_bytes.counted}, {"predicted", run.peak_gathered_bytes.predicted}}},
           {"ms_per_step", run.ms_per_step},
           {"parameter_digest", run.parameter_digest},
+          {"gradient_digest", run.gradient_digest},
           {"loss_digest", run.loss_digest}};
 }
 
