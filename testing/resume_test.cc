@@ -1,6 +1,7 @@
 // A run that was stopped and resumed from its checkpoint has the bits of one that was not, and its state survives every
 // change of layout.
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -75,8 +76,9 @@ absl::Status RunRank(const Job& job, FileSystem& fs, comm::Backend& backend) {
   while (model.step() < job.end) EK_RETURN_IF_ERROR(run->Step(model.step(), nullptr).status());
   EK_ASSIGN_OR_RETURN(const auto writer,
                       zero3::CheckpointWriter::Create(&fs, world.get(), stream.get(), {.root = job.save_to}));
-  EK_RETURN_IF_ERROR(writer->Start(model.step(), {{"data_position", absl::StrCat(model.step())}},
-                                   zero3::ModelPieces(model, run->lane())));
+  std::map<std::string, std::string> metadata = zero3::ModelMetadata(model);
+  metadata["data_position"] = absl::StrCat(model.step());
+  EK_RETURN_IF_ERROR(writer->Start(model.step(), metadata, zero3::ModelPieces(model, run->lane())));
   return writer->Finish();
 }
 

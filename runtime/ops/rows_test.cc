@@ -209,6 +209,20 @@ TEST_F(LayoutTest, CastsRoundOnceAndKeepWhatFits) {
   for (int i = 0; i < 7; ++i) EXPECT_EQ(back[i], AsDouble(narrow[i]));
   ASSERT_OK(Cast(View(wide, {8}), View(middle, {8}), stream_));
   EXPECT_EQ(middle[3], 0.1f);
+  // f16: ties at 2^-11, the smallest number 2^-24, beyond 65504 infinity.
+  const std::vector<double> halves = {1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-40, 0x1p-24, 0x1p-25, 65504, 1e5,
+                                      -0.0,        std::nan("")};
+  std::vector<F16> half(8);
+  ASSERT_OK(Cast(View(halves, {8}), View(half, {8}), stream_));
+  ASSERT_OK(Cast(View(half, {8}), View(back, {8}), stream_));
+  EXPECT_EQ(back[0], 1.0);
+  EXPECT_EQ(back[1], 1 + 0x1p-10);  // going by way of f32 would give 1
+  EXPECT_EQ(back[2], 0x1p-24);
+  EXPECT_EQ(back[3], 0.0);
+  EXPECT_EQ(back[4], 65504.0);
+  EXPECT_TRUE(std::isinf(back[5]));
+  EXPECT_TRUE(std::signbit(back[6]));
+  EXPECT_TRUE(std::isnan(back[7]));
   std::vector<int32_t> ints(8);
   EXPECT_THAT(Cast(View(middle, {8}), View(ints, {8}), stream_),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("i32")));

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::testutil {
@@ -120,7 +121,18 @@ absl::Status DiskModel::Append(const NodePtr& node, int64_t life, const std::str
     return absl::ResourceExhaustedError(absl::StrCat("cannot write ", path, ": no space left"));
   }
   bytes_ += static_cast<int64_t>(bytes.size());
-  node->pending.emplace_back(bytes);
+  if (sector_bytes_ <= 0) {
+    node->pending.emplace_back(bytes);
+    return absl::OkStatus();
+  }
+  int64_t at = static_cast<int64_t>(Content(*node).size());
+  while (!bytes.empty()) {
+    const int64_t room = sector_bytes_ - at % sector_bytes_;
+    const absl::string_view part = bytes.substr(0, static_cast<size_t>(room));
+    node->pending.emplace_back(part);
+    at += static_cast<int64_t>(part.size());
+    bytes.remove_prefix(part.size());
+  }
   return absl::OkStatus();
 }
 
@@ -302,6 +314,59 @@ void DiskModel::Crash(const std::function<int(int choices)>& choose) {
   crash_at_ = std::numeric_limits<int64_t>::max();
   fail_at_ = -1;
   ++life_;
+}
+
+void DiskModel::SplitAppends(int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  sector_bytes_ = bytes;
+}
+
+// A node may have several names, or none that is seen now.
+DiskModel::NodePtr DiskModel::CloneNode(const NodePtr& node, std::map<const Node*, NodePtr>& done) {
+  if (node == nullptr) return nullptr;
+  NodePtr& copy = done[node.get()];
+  if (copy != nullptr) return copy;
+  copy = std::make_shared<Node>();
+  const NodePtr made = copy;
+  made->is_directory = node->is_directory;
+  made->durable = node->durable;
+  made->pending = node->pending;
+  for (const auto& [name, child] : node->durable_names) made->durable_names[name] = CloneNode(child, done);
+  for (const auto& [name, child] : node->names) made->names[name] = CloneNode(child, done);
+  for (const NameChange& change : node->changes) {
+    made->changes.push_back({change.name, CloneNode(change.node, done), change.also_remove});
+  }
+  return made;
+}
+
+std::unique_ptr<DiskModel> DiskModel::Clone() const {
+  absl::MutexLock lock(&mutex_);
+  auto copy = std::make_unique<DiskModel>();
+  absl::MutexLock copy_lock(&copy->mutex_);
+  std::map<const Node*, NodePtr> done;
+  copy->root_ = CloneNode(root_, done);
+  copy->operations_ = operations_;
+  copy->crash_at_ = crash_at_;
+  copy->fail_at_ = fail_at_;
+  copy->fail_with_ = fail_with_;
+  copy->byte_limit_ = byte_limit_;
+  copy->bytes_ = bytes_;
+  copy->sector_bytes_ = sector_bytes_;
+  return copy;
+}
+
+uint64_t DiskModel::NodeDigest(const Node& node) {
+  if (!node.is_directory) return CombineDigests(1, Digest64(Content(node)));
+  uint64_t digest = 2;
+  for (const auto& [name, child] : node.names) {
+    digest = CombineDigests(CombineDigests(digest, Digest64(name)), NodeDigest(*child));
+  }
+  return digest;
+}
+
+uint64_t DiskModel::StateDigest() const {
+  absl::MutexLock lock(&mutex_);
+  return NodeDigest(*root_);
 }
 
 int64_t DiskModel::volatile_items() const {

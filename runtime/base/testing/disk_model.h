@@ -1,8 +1,8 @@
 // A disk in memory that forgets what was not synced, fails when told, and crashes at any operation.
 //
 // Bytes are volatile until their file is synced; names are volatile until their folder is synced. Crash() keeps an
-// arbitrary choice of the volatile part: any subset of unsynced appends (a lost one inside the file reads as zeros, the
-// last kept one sets the length) and any subset of unsynced changes of names.
+// arbitrary choice of the volatile part: any subset of unsynced appends (or of their sectors; a lost one inside the
+// file reads as zeros, the last kept one sets the length) and any subset of unsynced changes of names.
 //
 //   DiskModel disk;
 //   disk.CrashAt(17);                            // the 18th operation and all later ones fail
@@ -58,8 +58,15 @@ class DiskModel final : public FileSystem {
   // Power cut: `choose(c)` returns a number in [0, c) and decides for each volatile item whether it is kept (c == 2).
   // Afterwards operations work again, and open files and locks are dead.
   void Crash(const std::function<int(int choices)>& choose);
-  // Number of volatile items that Crash would ask about now.
+  // Number of volatile items that Crash would ask about now, if it kept everything.
   int64_t volatile_items() const;
+  // From now on an append is cut at every multiple of `bytes` of its file, and its parts survive or are lost one by
+  // one.
+  void SplitAppends(int64_t bytes);
+  // The same disk, with no open files and no locks. For trying several crashes from one state.
+  std::unique_ptr<DiskModel> Clone() const;
+  // Of all names and bytes as they are seen now: equal for two disks that no reader can tell apart.
+  uint64_t StateDigest() const;
   // Flips bits or cuts for tests of readers: the bytes of a file, to be changed in place.
   void Mutate(const std::string& path, const std::function<void(std::string&)>& change);
 
@@ -92,6 +99,8 @@ class DiskModel final : public FileSystem {
   absl::Status Append(const NodePtr& node, int64_t life, const std::string& path, absl::string_view bytes);
   absl::Status Sync(const NodePtr& node, int64_t life, const std::string& path);
   static std::string Content(const Node& file);
+  static NodePtr CloneNode(const NodePtr& node, std::map<const Node*, NodePtr>& done);
+  static uint64_t NodeDigest(const Node& node);
 
   mutable absl::Mutex mutex_;
   NodePtr root_ ABSL_GUARDED_BY(mutex_);
@@ -102,7 +111,8 @@ class DiskModel final : public FileSystem {
   absl::Status fail_with_ ABSL_GUARDED_BY(mutex_);
   int64_t byte_limit_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<int64_t>::max();
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t life_ ABSL_GUARDED_BY(mutex_) = 0;  // counts crashes; older handles are dead
+  int64_t sector_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: appends are whole
+  int64_t life_ ABSL_GUARDED_BY(mutex_) = 0;          // counts crashes; older handles are dead
 };
 
 }  // namespace evenkeel::testutil
