@@ -112,15 +112,19 @@ TEST(ResumeTest, C56_ResumedRunHasTheBitsOfAnUninterruptedOne) {
 }
 
 // Trail 47: every lane's slices are saved. 49, 50: experts' weights and moments move together. 107: states are a list.
-TEST(ResumeTest, C52_Trail47_49_50_107_StateSurvivesEveryChangeOfLayout) {
+class LayoutTest : public ::testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Optimizers, LayoutTest, ::testing::Values(Kind::kAdamW, Kind::kSgd));
+
+TEST_P(LayoutTest, C52_Trail47_49_50_107_StateSurvivesEveryChangeOfLayout) {
   DiskModel disk;
-  ASSERT_OK_AND_ASSIGN(const uint64_t saved, RunJob({.end = 2, .save_to = "saved"}, disk));
+  ASSERT_OK_AND_ASSIGN(const uint64_t saved, RunJob({.optimizer = GetParam(), .end = 2, .save_to = "saved"}, disk));
   for (const Job& job : std::vector<Job>{{.mesh = {.tp = 1, .ep = 1, .dp = 1, .etp = 1}},
                                          {.mesh = {.tp = 1, .ep = 4, .dp = 4, .etp = 1}, .policy = "coalesced"},
                                          {.mesh = {.tp = 4, .ep = 1, .dp = 2, .etp = 4}},
                                          {.mesh = {.tp = 2, .ep = 4, .dp = 2, .etp = 1}, .order = "unsharded"},
                                          {.mesh = {.tp = 1, .ep = 1, .dp = 3, .etp = 1}, .policy = "per_parameter"}}) {
     Job load = job;
+    load.optimizer = GetParam();
     load.load_from = "saved";
     load.end = 2;  // no step: saved again as it was loaded
     load.save_to = absl::StrCat("layout_", job.mesh.tp, job.mesh.ep, job.mesh.dp);
