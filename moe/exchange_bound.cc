@@ -22,33 +22,59 @@ absl::Status CheckPlaces(const RoutingDecision& decision, const ExchangePlaces& 
   return absl::OkStatus();
 }
 
-// Distinct EP ranks that hold kept experts of one token, but for those that have the token.
-std::vector<int> RemoteDestinations(const RoutingDecision& d, int64_t token, int64_t experts_per_rank,
-                                    const std::vector<int>& home) {
+// Distinct EP ranks that hold kept experts of one token: those that have the token, and the others.
+struct Destinations {
+  std::vector<int> home, remote;
+};
+
+Destinations DestinationsOf(const RoutingDecision& d, int64_t token, int64_t experts_per_rank,
+                            const std::vector<int>& home) {
   std::vector<int> ranks;
   for (int64_t route = token * d.top_k; route < (token + 1) * d.top_k; ++route) {
-    if (d.slot[route] < 0) continue;
-    const int rank = static_cast<int>(d.expert[route] / experts_per_rank);
-    if (std::find(home.begin(), home.end(), rank) == home.end()) ranks.push_back(rank);
+    if (d.slot[route] >= 0) ranks.push_back(static_cast<int>(d.expert[route] / experts_per_rank));
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  return ranks;
+  Destinations destinations;
+  for (int rank : ranks) {
+    const bool at_home = std::find(home.begin(), home.end(), rank) != home.end();
+    (at_home ? destinations.home : destinations.remote).push_back(rank);
+  }
+  return destinations;
+}
+
+std::vector<int> HomeOf(const ExchangePlaces& places) {
+  return places.home_ranks.empty() ? std::vector<int>{places.ep_rank} : places.home_ranks;
+}
+
+// One token of a source with T lanes.
+LaneBound BoundToken(const Destinations& to, const LanePlaces& lanes) {
+  const int64_t others = lanes.tp - 1, remote = static_cast<int64_t>(to.remote.size());
+  const int64_t home = static_cast<int64_t>(to.home.size());
+  if (home + remote == 0) return {};
+  if (lanes.whole_experts) {
+    if (lanes.sliced_tokens) return {};
+    return {.rows = 0, .rows_at_least_exchange = std::max<int64_t>(home, 1) - 1 + others};
+  }
+  const int64_t at_home = home > 0 ? others : 0;
+  if (lanes.sliced_tokens) {
+    return {.rows = 2 * others, .rows_at_least_exchange = 2 * (others * remote + at_home)};
+  }
+  return {.rows = 2 * others, .rows_at_least_exchange = 2 * others * remote + others + at_home};
 }
 
 }  // namespace
 
 absl::StatusOr<ExchangeBound> BoundExchange(const RoutingDecision& decision, const ExchangePlaces& places) {
   EK_RETURN_IF_ERROR(CheckPlaces(decision, places));
-  std::vector<int> home = places.home_ranks;
-  if (home.empty()) home.push_back(places.ep_rank);
+  const std::vector<int> home = HomeOf(places);
   std::vector<int> home_nodes;
   for (int rank : home) home_nodes.push_back(places.node_of_rank[rank]);
   const int64_t experts_per_rank = decision.num_experts / static_cast<int64_t>(places.node_of_rank.size());
   ExchangeBound bound;
   for (int64_t token = 0; token < decision.num_tokens; ++token) {
     std::vector<int> remote_nodes;
-    for (int rank : RemoteDestinations(decision, token, experts_per_rank, home)) {
+    for (int rank : DestinationsOf(decision, token, experts_per_rank, home).remote) {
       const int node = places.node_of_rank[rank];
       const bool at_home = std::find(home_nodes.begin(), home_nodes.end(), node) != home_nodes.end();
       const bool reached = std::find(remote_nodes.begin(), remote_nodes.end(), node) != remote_nodes.end();
@@ -59,6 +85,21 @@ absl::StatusOr<ExchangeBound> BoundExchange(const RoutingDecision& decision, con
         remote_nodes.push_back(node);
       }
     }
+  }
+  return bound;
+}
+
+absl::StatusOr<LaneBound> BoundLanes(const RoutingDecision& decision, const ExchangePlaces& places,
+                                     const LanePlaces& lanes) {
+  EK_RETURN_IF_ERROR(CheckPlaces(decision, places));
+  if (lanes.tp < 1) return absl::InvalidArgumentError(absl::StrCat("no TP group of ", lanes.tp, " lanes"));
+  const std::vector<int> home = HomeOf(places);
+  const int64_t experts_per_rank = decision.num_experts / static_cast<int64_t>(places.node_of_rank.size());
+  LaneBound bound;
+  for (int64_t token = 0; token < decision.num_tokens; ++token) {
+    const LaneBound one = BoundToken(DestinationsOf(decision, token, experts_per_rank, home), lanes);
+    bound.rows += one.rows;
+    bound.rows_at_least_exchange += one.rows_at_least_exchange;
   }
   return bound;
 }

@@ -1,10 +1,9 @@
-// The cost model against the closed forms' break-even points, and the exchange bound against brute force.
+// The cost model against the closed forms' break-even points.
 #include "evenkeel/moe/order_planner.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,9 +11,7 @@
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/moe/builtin_orders.h"
-#include "evenkeel/moe/exchange_bound.h"
 #include "evenkeel/moe/order_types.h"
-#include "evenkeel/runtime/base/philox.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/runtime/device/host_device.h"
 #include "gmock/gmock.h"
@@ -120,82 +117,6 @@ TEST(OrderPlannerTest, AllRanksMeasureAlike) {
     EXPECT_EQ(model.tp.alpha_seconds, models[0].tp.alpha_seconds);
     EXPECT_EQ(model.ep.seconds_per_byte, models[0].ep.seconds_per_byte);
   }
-}
-
-// The fewest transfers after which all `wanted` ranks have a row that `home` starts with: breadth first over sets of
-// ranks. `between` counts transfers between nodes at their minimum.
-struct Fewest {
-  int total = 0, between = 0;
-};
-Fewest BruteForce(const std::set<int>& home, const std::set<int>& wanted, const std::vector<int>& node) {
-  const int ranks = static_cast<int>(node.size());
-  const auto mask_of = [](const std::set<int>& set) {
-    int mask = 0;
-    for (int rank : set) mask |= 1 << rank;
-    return mask;
-  };
-  const auto shortest = [&](auto weight) {
-    std::vector<int> cost(1 << ranks, 1 << 20);
-    cost[mask_of(home)] = 0;
-    for (int mask = 0; mask < 1 << ranks; ++mask) {  // transfers only add ranks, so masks grow
-      for (int from = 0; from < ranks; ++from) {
-        for (int to = 0; to < ranks; ++to) {
-          if (!(mask >> from & 1) || (mask >> to & 1)) continue;
-          cost[mask | 1 << to] = std::min(cost[mask | 1 << to], cost[mask] + weight(from, to));
-        }
-      }
-    }
-    int best = 1 << 20;
-    for (int mask = 0; mask < 1 << ranks; ++mask) {
-      if ((mask & mask_of(wanted)) == mask_of(wanted)) best = std::min(best, cost[mask]);
-    }
-    return best;
-  };
-  return {shortest([](int, int) { return 1; }),
-          shortest([&](int from, int to) { return node[from] != node[to] ? 1 : 0; })};
-}
-
-TEST(ExchangeBoundTest, IsTheBruteForceMinimum) {
-  const std::vector<std::vector<int>> places = {{0}, {0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 1, 2}, {0, 1, 0, 1}};
-  const PhiloxStream stream(PhiloxKey(3));
-  uint64_t at = 0;
-  for (const std::vector<int>& nodes : places) {
-    const int E = static_cast<int>(nodes.size());
-    for (int trial = 0; trial < 40; ++trial) {
-      RoutingDecision d;
-      d.num_tokens = 1;
-      d.num_experts = 2 * E;
-      d.top_k = std::min(3, 2 * E);
-      std::set<int> wanted;
-      for (int j = 0; j < d.top_k; ++j) {
-        d.expert.push_back(static_cast<int>(stream.Below(at++, 2 * E)));
-        d.slot.push_back(stream.Below(at++, 4) == 0 ? -1 : 0);
-        if (d.slot.back() >= 0) wanted.insert(d.expert.back() / 2);
-      }
-      const int rank = static_cast<int>(stream.Below(at++, E));
-      ASSERT_OK_AND_ASSIGN(const ExchangeBound bound,
-                           BoundExchange(d, {.ep_rank = rank, .node_of_rank = nodes, .home_ranks = {}}));
-      const Fewest fewest = BruteForce({rank}, wanted, nodes);
-      EXPECT_EQ(bound.total(), fewest.total);
-      EXPECT_EQ(bound.inter_node_rows, fewest.between);
-    }
-  }
-}
-
-TEST(ExchangeBoundTest, LanesOfTheSourceAreHome) {
-  RoutingDecision d;
-  d.num_tokens = 1;
-  d.num_experts = 4;
-  d.top_k = 3;
-  d.expert = {0, 1, 3};
-  d.slot = {0, 0, 0};
-  ASSERT_OK_AND_ASSIGN(ExchangeBound bound,
-                       BoundExchange(d, {.ep_rank = 0, .node_of_rank = {0, 0, 0, 0}, .home_ranks = {0, 1}}));
-  EXPECT_EQ(bound.total(), 1);
-  EXPECT_THAT(BoundExchange(d, {.ep_rank = 4, .node_of_rank = {0, 0, 0, 0}, .home_ranks = {}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("EP rank 4")));
-  EXPECT_THAT(BoundExchange(d, {.ep_rank = 0, .node_of_rank = {0, 0, 0}, .home_ranks = {}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not divisible")));
 }
 
 }  // namespace
