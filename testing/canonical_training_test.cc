@@ -78,8 +78,8 @@ void ExpectOneSetOfBits(const LayoutParityConfig& config) {
     EXPECT_EQ(run.gradient_digest, result.runs[0].gradient_digest) << run.note;
     EXPECT_EQ(run.parameter_digest, result.runs[0].parameter_digest) << run.note;
     EXPECT_EQ(run.loss_digest, result.runs[0].loss_digest) << run.note;
-    EXPECT_EQ(run.ep.counted, run.ep.predicted) << run.note;
-    EXPECT_EQ(run.tp.counted, run.tp.predicted) << run.note;
+    EXPECT_EQ(run.bytes.ep.counted, run.bytes.ep.predicted) << run.note;
+    EXPECT_EQ(run.bytes.tp.counted, run.bytes.tp.predicted) << run.note;
   }
 }
 

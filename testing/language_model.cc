@@ -418,6 +418,7 @@ class RankModel final : public LanguageModel {
 
   void CountTraffic(const moe::OrderTraffic& traffic) {
     pass_.predicted_ep_bytes += traffic.ep.bytes;
+    pass_.predicted_ep_inter_node_bytes += traffic.ep.inter_node_bytes;
     pass_.predicted_tp_bytes += traffic.tp.bytes;
   }
 

@@ -66,6 +66,7 @@ struct ModelPass {
   std::vector<moe::RoutingDecision> routing;  // per layer
   // Payload that the order's closed form predicts for this rank's forward and backward, over all layers.
   int64_t predicted_ep_bytes = 0;
+  int64_t predicted_ep_inter_node_bytes = 0;  // of them, between nodes
   int64_t predicted_tp_bytes = 0;
 };
 

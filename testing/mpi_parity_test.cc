@@ -39,8 +39,8 @@ TEST_P(MpiParityTest, ProcessesGiveTheBitsOfThreads) {
     EXPECT_EQ(a.loss, b.loss) << a.order;
     EXPECT_EQ(a.verdict, b.verdict) << a.order;
     EXPECT_EQ(a.max_abs_diff, b.max_abs_diff) << a.order;
-    EXPECT_EQ(a.ep.counted, b.ep.counted) << a.order;
-    EXPECT_EQ(a.tp.counted, b.tp.counted) << a.order;
+    EXPECT_EQ(a.bytes.ep.counted, b.bytes.ep.counted) << a.order;
+    EXPECT_EQ(a.bytes.tp.counted, b.bytes.tp.counted) << a.order;
     EXPECT_EQ(a.collectives, b.collectives) << a.order;
   }
 }

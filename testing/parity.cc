@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "evenkeel/comm/in_process.h"
+#include "evenkeel/comm/topology.h"
 #include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -60,6 +61,25 @@ bool JudgedByDense(const ParityConfig& config, size_t index) {
          AddsOnTheWay(entry.order) != AddsOnTheWay(reference.order);
 }
 
+void Add(const AxisBytes& bytes, AxisBytes* sum) {
+  sum->counted += bytes.counted;
+  sum->predicted += bytes.predicted;
+  sum->bound += bytes.bound;
+}
+
+void Add(const OrderBytes& bytes, OrderBytes* sum) {
+  Add(bytes.ep, &sum->ep);
+  Add(bytes.ep_inter_node, &sum->ep_inter_node);
+  Add(bytes.tp, &sum->tp);
+  sum->tp_bound_at_least_ep += bytes.tp_bound_at_least_ep;
+}
+
+// Of a run that sends nothing and has no bound.
+OrderBytes NoBytes() {
+  const AxisBytes none = {.bound = -1};
+  return {.ep = none, .ep_inter_node = none, .tp = none, .tp_bound_at_least_ep = -1};
+}
+
 // What ranks tell one another at the end: plain bytes, equal layout on all ranks of a job.
 struct Summary {
   int64_t has_first = 0, step = 0, place = 0, rank = 0, index = 0;
@@ -67,8 +87,8 @@ struct Summary {
   char tensor[160] = {};
   double max_abs_diff = 0, bound_used = 0;
   int64_t values_compared = 0, routing_differences = 0;
-  int64_t ep_bytes = 0, ep_predicted = 0, tp_bytes = 0, tp_predicted = 0, collectives = 0, dropped = 0;
-  int64_t ep_bound = 0, peak = 0, peak_predicted = 0;
+  OrderBytes bytes;
+  int64_t collectives = 0, dropped = 0, peak = 0, peak_predicted = 0;
   char worst[96] = {};  // the tensor that uses most of its bound
   double host_operations = 0, seconds = 0;
   uint64_t parameter_digest = 0;
@@ -188,18 +208,22 @@ class Participant {
 
   void Count(const StepReport& report) {
     losses_.push_back(report.loss);
-    summary_.ep_bytes += report.ep_bytes;
-    summary_.tp_bytes += report.tp_bytes;
-    summary_.ep_bound += report.ep_bound_bytes;
+    OrderBytes step;
+    step.ep = {report.ep_bytes, 0, report.bounds.ep};
+    step.ep_inter_node = {report.ep_inter_node_bytes, 0, report.bounds.ep_inter_node};
+    step.tp = {report.tp_bytes, 0, report.bounds.tp};
+    step.tp_bound_at_least_ep = report.bounds.tp_at_least_ep;
     summary_.collectives = report.collectives;
     summary_.seconds += absl::ToDoubleSeconds(report.time);
     for (const ModelPass& pass : report.passes) {
-      summary_.ep_predicted += pass.predicted_ep_bytes;
-      summary_.tp_predicted += pass.predicted_tp_bytes;
+      step.ep.predicted += pass.predicted_ep_bytes;
+      step.ep_inter_node.predicted += pass.predicted_ep_inter_node_bytes;
+      step.tp.predicted += pass.predicted_tp_bytes;
       for (const moe::RoutingDecision& decision : pass.routing) {
         summary_.dropped += decision.num_routes() - decision.num_kept();
       }
     }
+    Add(step, &summary_.bytes);
   }
 
   static void Merge(const Finding& other, Finding* finding) {
@@ -398,11 +422,7 @@ class Job {
       }
       run.values_compared += one.values_compared;
       run.routing_differences += one.routing_differences;
-      run.ep.counted += one.ep_bytes;
-      run.ep.predicted += one.ep_predicted;
-      run.ep.bound += one.ep_bound;
-      run.tp.counted += one.tp_bytes;
-      run.tp.predicted += one.tp_predicted;
+      Add(one.bytes, &run.bytes);
       run.dropped_routes += one.dropped;
       run.peak_gathered_bytes.counted = std::max(run.peak_gathered_bytes.counted, one.peak);
       run.peak_gathered_bytes.predicted = std::max(run.peak_gathered_bytes.predicted, one.peak_predicted);
@@ -410,7 +430,7 @@ class Job {
       if (one.has_first != 0 && (first == nullptr || Earlier(one, *first))) first = &one;
     }
     run.dropped_routes /= participant.config().mesh.tp;  // every lane has counted its group's tokens
-    run.tp.bound = -1;
+    if (participant.entry().dense) run.bytes = NoBytes();
     run.collectives = all[0].collectives;
     run.leaf_fetch_host_ops = all[0].host_operations;
     run.ms_per_step = 1000 * all[0].seconds / static_cast<double>(config_.steps);
@@ -521,6 +541,9 @@ absl::StatusOr<ParityResult> RunParityOnThreads(const ParityConfig& config, cons
   comm::InProcessOptions options;
   options.world_size = config.base.mesh.tp * config.base.mesh.dp;
   options.deadline = deadline;
+  if (config.ranks_per_node > 0) {
+    EK_ASSIGN_OR_RETURN(options.topology, comm::Topology::Blocks(options.world_size, config.ranks_per_node));
+  }
   EK_ASSIGN_OR_RETURN(std::unique_ptr<comm::InProcessWorld> world, comm::InProcessWorld::Create(options));
   std::vector<absl::StatusOr<ParityResult>> results(world->size(), absl::UnknownError("not run"));
   std::vector<std::thread> ranks;

@@ -66,6 +66,7 @@ struct ParityConfig {
   TrainingConfig base;               // order and policy come from the entries
   std::vector<ParityEntry> entries;  // the reference first
   int64_t steps = 50;
+  int ranks_per_node = 0;       // of RunParityOnThreads: consecutive ranks on each (virtual) node; 0: all on one
   bool judge_reference = true;  // by the double reference, too
   // Copied into the result, for reports.
   std::vector<std::pair<std::string, std::string>> description;

@@ -32,6 +32,14 @@ struct AxisBytes {
   int64_t bound = 0;      // lower bound from the actual routing matrix; -1 where none is computed
 };
 
+// The bytes of an order on its two axes, and by class of links (moe/exchange_bound.h).
+struct OrderBytes {
+  AxisBytes ep;
+  AxisBytes ep_inter_node;  // of `ep`, between nodes; its bound is that of any order
+  AxisBytes tp;
+  int64_t tp_bound_at_least_ep = 0;  // of an order that sends no more over EP than its bound; -1 as above
+};
+
 struct PeakBytes {
   int64_t counted = 0;
   int64_t predicted = 0;
@@ -46,8 +54,7 @@ struct ParityRun {
   double bound_used = 0;  // largest difference / bound of a bounded run, in [0, 1] when it holds
   std::optional<FirstDifference> first_difference;
   std::vector<double> loss;  // mean over replicas, by step
-  AxisBytes ep;
-  AxisBytes tp;
+  OrderBytes bytes;
   int64_t collectives = 0;         // of one step, rank 0
   double leaf_fetch_host_ops = 0;  // mean per leaf fetch in steady state, rank 0
   PeakBytes peak_gathered_bytes;   // largest over ranks

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "evenkeel/moe/order_parser.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/testing/parity_test_util.h"
 #include "gmock/gmock.h"
@@ -44,16 +45,16 @@ ClosedForm FormOf(const std::string& order, int64_t t, int64_t e) {
 }
 
 void ExpectClosedForms(const ParityConfig& config, const ParityRun& run) {
-  EXPECT_EQ(run.ep.counted, run.ep.predicted) << run.order;
-  EXPECT_EQ(run.tp.counted, run.tp.predicted) << run.order;
+  EXPECT_EQ(run.bytes.ep.counted, run.bytes.ep.predicted) << run.order;
+  EXPECT_EQ(run.bytes.tp.counted, run.bytes.tp.predicted) << run.order;
   if (run.order == "token_sliced") return;  // depends on the routing
   const comm::MeshShape& mesh = config.base.mesh;
   const LanguageModelConfig& model = config.base.model;
   const int64_t v = model.experts * CapacityOf(config.base) * model.hidden * SizeOf(model.dtype);
   const int64_t times = 2 * model.layers * config.steps * mesh.tp * mesh.dp;  // forward and backward
   const ClosedForm form = FormOf(run.order, mesh.tp, mesh.ep);
-  EXPECT_EQ(run.ep.counted * mesh.tp * mesh.ep, form.ep * v * times) << run.order;
-  EXPECT_EQ(run.tp.counted * mesh.tp * mesh.ep, form.tp * v * times) << run.order;
+  EXPECT_EQ(run.bytes.ep.counted * mesh.tp * mesh.ep, form.ep * v * times) << run.order;
+  EXPECT_EQ(run.bytes.tp.counted * mesh.tp * mesh.ep, form.tp * v * times) << run.order;
 }
 
 void ExpectHolds(ParityConfig config) {
@@ -198,7 +199,7 @@ TEST(ParityTest, RecomputationChangesNoBit) {
   }
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
   EXPECT_TRUE(result.AllHold()) << ResultText(result);
-  EXPECT_EQ(result.runs[1].ep.counted, 3 * result.runs[0].ep.counted / 2) << "one more forward";
+  EXPECT_EQ(result.runs[1].bytes.ep.counted, 3 * result.runs[0].bytes.ep.counted / 2) << "one more forward";
 }
 
 // Options of the fetch that may change speed and memory, never a bit. Prefetch, reuse and persistence see each state of
@@ -248,9 +249,66 @@ TEST(ParityTest, CountedBytesAreNotBelowTheBoundOfTheRouting) {
   ParityConfig config = SmallConfig(2, 4, 4, {"reference", "token_sliced", "unsharded"});
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
   for (const ParityRun& run : result.runs) {
-    EXPECT_GT(run.ep.bound, 0);
-    EXPECT_GE(run.ep.counted, run.ep.bound) << run.order;
+    EXPECT_GT(run.bytes.ep.bound, 0);
+    EXPECT_GE(run.bytes.ep.counted, run.bytes.ep.bound) << run.order;
+    EXPECT_GE(run.bytes.tp.counted, run.bytes.tp.bound) << run.order;
+    EXPECT_EQ(run.bytes.tp.bound > 0, run.order != "unsharded") << run.order;
+    EXPECT_GT(run.bytes.tp_bound_at_least_ep, run.bytes.tp.bound) << run.order;
   }
+}
+
+// An order that sums tokens over TP, both ways, sends what any order must there when no token is dropped.
+TEST(ParityTest, TokensSummedOverLanesAreAtTheBoundOfTheLanes) {
+  ParityConfig config = SmallConfig(2, 2, 2, {"reference"});
+  config.base.model.capacity_factor = *moe::Rational::Create(0, 1);
+  ParityEntry entry;
+  entry.name = "token_sums";
+  ASSERT_OK_AND_ASSIGN(entry.order, moe::ParseOrder(R"pb(
+                                                      name: "token_sums"
+                                                      step { kind: COPY axis: TP }
+                                                      step { kind: DISPATCH dim: SLOTS }
+                                                      step { kind: ALL_TO_ALL axis: EP }
+                                                      step { kind: EXPERTS }
+                                                      step { kind: ALL_TO_ALL axis: EP }
+                                                      step { kind: COMBINE to: PARTIAL }
+                                                      step { kind: ALL_REDUCE axis: TP }
+                                                    )pb",
+                                                    "token_sums"));
+  entry.judged_by = JudgedBy::kDense;
+  config.entries.push_back(entry);
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+  EXPECT_GT(result.runs[1].bytes.tp.bound, 0);
+  EXPECT_EQ(result.runs[1].bytes.tp.counted, result.runs[1].bytes.tp.bound);
+  EXPECT_GT(result.runs[0].bytes.tp.counted, result.runs[0].bytes.tp.bound);
+}
+
+// Nodes of two TP groups: exchanges in two levels have their order's bits, and every byte is booked where it goes.
+TEST(ParityTest, TwoLevelOrdersOverNodes) {
+  ParityConfig config = SmallConfig(2, 4, 4,
+                                    {"reference", "two_level(reference)", "two_level(fused)", "two_level(token_sliced)",
+                                     "overlapped(two_level(token_sliced))", "dedup", "two_level(dedup)"});
+  config.ranks_per_node = 4;
+  config.base.model.experts = 8;  // two on each rank, for two chunks
+  config.entries[6].judged_by = JudgedBy::kDense;
+  ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
+  EXPECT_TRUE(result.AllHold()) << ResultText(result);
+  for (const ParityRun& run : result.runs) {
+    EXPECT_GT(run.bytes.ep_inter_node.counted, 0) << run.order;
+    EXPECT_EQ(run.bytes.ep_inter_node.counted, run.bytes.ep_inter_node.predicted) << run.order;
+    EXPECT_EQ(run.bytes.ep.counted, run.bytes.ep.predicted) << run.order;
+    EXPECT_GE(run.bytes.ep_inter_node.counted, run.bytes.ep_inter_node.bound) << run.order;
+  }
+  for (int i : {1, 2, 3, 4}) EXPECT_EQ(result.runs[i].verdict, Verdict::kBitwise) << result.runs[i].order;
+  EXPECT_EQ(result.runs[5].parameter_digest, result.runs[6].parameter_digest);
+  EXPECT_EQ(result.runs[0].bytes.ep_inter_node.counted, result.runs[1].bytes.ep_inter_node.counted);
+}
+
+TEST(ParityTest, TwoLevelOrdersNeedEqualNodes) {
+  ParityConfig config = SmallConfig(2, 4, 4, {"reference", "two_level(fused)"});
+  config.ranks_per_node = 6;
+  EXPECT_THAT(RunParityOnThreads(config, TestCorpus()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("on nodes 0, 0, 0, 1")));
 }
 
 TEST(ParityTest, NearTiesOfLowPrecisionAreCountedNotForgiven) {

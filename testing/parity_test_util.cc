@@ -34,7 +34,7 @@ std::string ResultText(const ParityResult& result) {
   for (const ParityRun& run : result.runs) {
     absl::StrAppendFormat(&text, "%s %s: %s, max %.3g, used %.3g, ep %d/%d tp %d/%d, loss %.4f to %.4f, %s\n",
                           run.order, run.zero3, VerdictName(run.verdict), run.max_abs_diff, run.bound_used,
-                          run.ep.counted, run.ep.predicted, run.tp.counted, run.tp.predicted,
+                          run.bytes.ep.counted, run.bytes.ep.predicted, run.bytes.tp.counted, run.bytes.tp.predicted,
                           run.loss.empty() ? 0 : run.loss.front(), run.loss.empty() ? 0 : run.loss.back(), run.note);
     if (!run.first_difference.has_value()) continue;
     const FirstDifference& d = *run.first_difference;

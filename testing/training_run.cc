@@ -1,9 +1,11 @@
 #include "evenkeel/testing/training_run.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/moe/exchange_bound.h"
+#include "evenkeel/moe/exchange_levels.h"
 #include "evenkeel/runtime/base/clock.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/tensor.h"
@@ -62,6 +64,7 @@ absl::Status TrainingRun::CreateGroups() {
   EK_ASSIGN_OR_RETURN(language_groups_.moe.control_tp, NewGroup(Axis::kTp, Axis::kOther, "tp.control"));
   EK_ASSIGN_OR_RETURN(language_groups_.moe.control_ep, NewGroup(Axis::kEp, Axis::kOther, "ep.control"));
   language_groups_.moe.expert_tp = mesh_.shape().etp;
+  EK_RETURN_IF_ERROR(CreateLevelGroups());
   EK_ASSIGN_OR_RETURN(language_groups_.attention_tp, NewGroup(Axis::kTp, Axis::kOther, "tp.attention"));
   EK_ASSIGN_OR_RETURN(model_groups_.dp, NewGroup(Axis::kDp, Axis::kDp, "dp"));
   EK_ASSIGN_OR_RETURN(model_groups_.edp, NewGroup(Axis::kEdp, Axis::kEdp, "edp"));
@@ -69,6 +72,24 @@ absl::Status TrainingRun::CreateGroups() {
   EK_ASSIGN_OR_RETURN(model_groups_.tp, NewGroup(Axis::kTp, Axis::kOther, "tp.norm"));
   model_groups_.experts_over_tp = mesh_.shape().etp == mesh_.shape().tp;
   EK_ASSIGN_OR_RETURN(loss_dp_, NewGroup(Axis::kDp, Axis::kOther, "dp.loss"));
+  return absl::OkStatus();
+}
+
+// What orders by levels exchange over; and where nodes are, for predictions by link class.
+absl::Status TrainingRun::CreateLevelGroups() {
+  moe::MoeGroups& groups = language_groups_.moe;
+  const comm::Group ep = mesh_.GroupOf(Axis::kEp, backend_.rank());
+  const absl::StatusOr<moe::ExchangeLevels> levels = moe::LevelsOf(ep, backend_.topology(), backend_.rank());
+  if (levels.ok()) groups.ep_per_node = levels->node.size();
+  const bool by_level = std::any_of(config_.order.steps.begin(), config_.order.steps.end(),
+                                    [](const moe::Step& step) { return step.level != moe::Level::kAll; });
+  if (!by_level) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(levels.status());
+  for (const comm::Group* group : {&levels->node, &levels->peers}) {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> communicator, backend_.CreateGroup(*group));
+    groups_.push_back(std::move(communicator));
+    (group == &levels->node ? groups.ep_node : groups.ep_peers) = groups_.back().get();
+  }
   return absl::OkStatus();
 }
 
@@ -91,8 +112,8 @@ absl::Status TrainingRun::CreateModel() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> TrainingRun::BoundEpBytes(const ModelPass& pass) const {
-  if (lane() != 0) return 0;
+absl::Status TrainingRun::AddBounds(const ModelPass& pass, StepReport::Bounds* bounds) const {
+  if (lane() != 0) return absl::OkStatus();
   const comm::Group ep = mesh_.GroupOf(Axis::kEp, backend_.rank());
   const comm::Group tp = mesh_.GroupOf(Axis::kTp, backend_.rank());
   moe::ExchangePlaces places;
@@ -101,14 +122,19 @@ absl::StatusOr<int64_t> TrainingRun::BoundEpBytes(const ModelPass& pass) const {
   for (int rank : tp.ranks) {
     if (ep.IndexOf(rank) >= 0) places.home_ranks.push_back(ep.IndexOf(rank));
   }
-  int64_t rows = 0;
-  for (const moe::RoutingDecision& decision : pass.routing) {
-    EK_ASSIGN_OR_RETURN(const moe::ExchangeBound bound, moe::BoundExchange(decision, places));
-    rows += bound.total();
-  }
+  const moe::LanePlaces lanes = {.tp = mesh_.size(Axis::kTp), .whole_experts = mesh_.shape().etp != mesh_.shape().tp};
   const bool widened = config_.model.canonical() && config_.model.dtype == DType::kBF16;  // rows travel as f32
-  const int64_t element = SizeOf(widened ? DType::kF32 : config_.model.dtype);
-  return 4 * rows * config_.model.hidden * element;  // out and back, forward and backward
+  const int64_t row_bytes = config_.model.hidden * SizeOf(widened ? DType::kF32 : config_.model.dtype);
+  for (const moe::RoutingDecision& decision : pass.routing) {
+    EK_ASSIGN_OR_RETURN(const moe::ExchangeBound exchange, moe::BoundExchange(decision, places));
+    EK_ASSIGN_OR_RETURN(const moe::LaneBound over_lanes, moe::BoundLanes(decision, places, lanes));
+    // Rows over EP are counted one way, those over lanes out and back; the backward moves as many again.
+    bounds->ep += 4 * exchange.total() * row_bytes;
+    bounds->ep_inter_node += 4 * exchange.inter_node_rows * row_bytes;
+    bounds->tp += 2 * over_lanes.rows * row_bytes;
+    bounds->tp_at_least_ep += 2 * over_lanes.rows_at_least_exchange * row_bytes;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<double> TrainingRun::MeanLoss(const std::vector<ModelPass>& passes) {
@@ -155,10 +181,7 @@ absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& ta
   EK_ASSIGN_OR_RETURN(report.loss, MeanLoss(report.passes));
   const absl::Duration passed = Clock::Real()->Now();
   const comm::LedgerCounts after_pass = backend_.ledger().Snapshot();
-  for (const ModelPass& pass : report.passes) {
-    EK_ASSIGN_OR_RETURN(const int64_t bound, BoundEpBytes(pass));
-    report.ep_bound_bytes += bound;
-  }
+  for (const ModelPass& pass : report.passes) EK_RETURN_IF_ERROR(AddBounds(pass, &report.bounds));
   if (tap) EK_RETURN_IF_ERROR(ReadAll(zero3::TensorKind::kGradient, TapKind::kGradient, tap));
 
   const comm::LedgerCounts before_update = backend_.ledger().Snapshot();
@@ -169,6 +192,10 @@ absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& ta
   const comm::LedgerCounts pass = after_pass - before;
   const comm::LedgerCounts rest = backend_.ledger().Snapshot() - before_update;
   report.ep_bytes = pass.bytes(Axis::kEp) + rest.bytes(Axis::kEp);
+  for (const comm::LedgerCounts* counts : {&pass, &rest}) {
+    report.ep_inter_node_bytes +=
+        counts->sent[static_cast<int>(Axis::kEp)][static_cast<int>(comm::LinkClass::kInterNode)].bytes_sent;
+  }
   report.tp_bytes = pass.bytes(Axis::kTp) + rest.bytes(Axis::kTp);
   report.collectives = pass.total_collectives() + rest.total_collectives();
   return report;

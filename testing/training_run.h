@@ -33,10 +33,17 @@ struct StepReport {
   zero3::StepResult update;
   // Payload counted on the order's axes, without what the taps caused.
   int64_t ep_bytes = 0;
+  int64_t ep_inter_node_bytes = 0;  // of them, between nodes
   int64_t tp_bytes = 0;
-  // The fewest bytes that any order sends over EP for this routing, forward and backward; counted on lane 0 only, for
-  // its whole TP group.
-  int64_t ep_bound_bytes = 0;
+  // The fewest bytes that any order sends for this routing, forward and backward; counted on lane 0 only, for its whole
+  // TP group (moe/exchange_bound.h).
+  struct Bounds {
+    int64_t ep = 0;
+    int64_t ep_inter_node = 0;   // of them, between nodes
+    int64_t tp = 0;              // whatever goes over EP
+    int64_t tp_at_least_ep = 0;  // where EP carries no more than its bound
+  };
+  Bounds bounds;
   int64_t collectives = 0;  // on all axes, of groups with more than one rank
   absl::Duration time;      // of the pass and the update, without the taps
 };
@@ -75,7 +82,8 @@ class TrainingRun {
   absl::StatusOr<comm::Communicator*> NewGroup(comm::Axis of, comm::Axis booked_as, absl::string_view name);
   // Shows one tensor of every parameter, gathered over the ranks that share it.
   absl::Status ReadAll(zero3::TensorKind kind, TapKind shown_as, const TapFunction& tap);
-  absl::StatusOr<int64_t> BoundEpBytes(const ModelPass& pass) const;
+  absl::Status CreateLevelGroups();
+  absl::Status AddBounds(const ModelPass& pass, StepReport::Bounds* bounds) const;
   // Pass `pass` of this replica.
   absl::Status RunPass(int64_t step, int64_t pass, const TapFunction& tap, StepReport* report);
   // Mean over all batches, in the canonical order: over replicas, then over passes.

@@ -29,6 +29,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/mpi/mpi_backend.h"
+#include "evenkeel/comm/topology.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/capacity.h"
@@ -85,6 +86,9 @@ DEFINE_int64(batches, 0,
 DEFINE_int32(heads, 0, "attention heads; 0: 4, in canonical numerics 8");
 DEFINE_string(corpus, evenkeel::testutil::kDefaultCorpus, "any text file or folder, read as bytes");
 DEFINE_string(out, "parity-report", "folder for report.json, report.html, report.md, loss.png");
+DEFINE_int32(ranks_per_node, 0,
+             "consecutive ranks on each node, for bytes by class of links and exchanges in two levels; 0: one node, or "
+             "with mpi one per host");
 DEFINE_int32(deadline_seconds, 60, "limit of every collective call");
 
 namespace evenkeel::tools {
@@ -305,6 +309,9 @@ absl::StatusOr<ParityConfig> ConfigFromFlags() {
   if (!IsDefault("etp") && FLAGS_etp != 1 && FLAGS_etp != FLAGS_tp) {
     return BadFlag("etp", absl::StrCat(FLAGS_etp), absl::StrCat("must be 1 or tp (", FLAGS_tp, ")"));
   }
+  if (FLAGS_ranks_per_node < 0) {
+    return BadFlag("ranks_per_node", absl::StrCat(FLAGS_ranks_per_node), "must be at least 0");
+  }
   if (FLAGS_deadline_seconds < 1) {
     return BadFlag("deadline_seconds", absl::StrCat(FLAGS_deadline_seconds), "must be at least 1");
   }
@@ -312,13 +319,14 @@ absl::StatusOr<ParityConfig> ConfigFromFlags() {
   EK_RETURN_IF_ERROR(SetModel(&config.base));
   EK_ASSIGN_OR_RETURN(config.entries, Entries());
   config.steps = FLAGS_steps;
+  config.ranks_per_node = FLAGS_ranks_per_node;
   for (const char* flag : {"reference",   "candidate",       "tp",        "ep",
                            "dp",          "backend",         "zero3",     "dtype",
                            "optimizer",   "steps",           "seed",      "experts",
                            "top_k",       "capacity_factor", "drop",      "z_coefficient",
                            "activation",  "expert_bias",     "recompute", "shared_experts",
                            "shared_gate", "residual_moe",    "numerics",  "baseline_layout",
-                           "corpus"}) {
+                           "corpus",      "ranks_per_node"}) {
     config.description.push_back({flag, gflags::GetCommandLineFlagInfoOrDie(flag).current_value});
   }
   config.description.push_back({"batches", absl::StrCat(config.base.num_batches())});
@@ -384,6 +392,9 @@ absl::StatusOr<int> RunOnMpi(ParityConfig config, bool* is_reporter) {
   comm::MpiOptions options;
   options.deadline = absl::Seconds(FLAGS_deadline_seconds);
   options.config = gflags::CommandlineFlagsIntoString();
+  if (FLAGS_ranks_per_node > 0) {
+    EK_ASSIGN_OR_RETURN(options.topology, comm::Topology::Blocks(FLAGS_tp * FLAGS_dp, FLAGS_ranks_per_node));
+  }
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::MpiBackend> backend, comm::MpiBackend::Create(options));
   *is_reporter = backend->rank() == 0;
   if (backend->size() != FLAGS_tp * FLAGS_dp) {

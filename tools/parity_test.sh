@@ -58,6 +58,9 @@ expect 2 "unknown command line flag 'tpp'" --tpp=2
 expect 2 "illegal value 'two'" --tp=two
 expect 2 '/proc/report' --out=/proc/report --steps=1
 
+expect 2 '--ranks_per_node=-1' --ranks_per_node=-1
+expect 2 'on nodes 0, 0, 0, 1' --tp=2 --ep=4 --dp=4 --ranks_per_node=6 --candidate='two_level(fused)' --steps=1
+
 small=(--tp=2 --ep=2 --dp=2 --steps=2)
 expect 0 'token_sliced' "${small[@]}" --zero3=flat,coalesced,per_parameter,off
 for file in report.json report.html report.md loss.png; do
@@ -81,6 +84,7 @@ assert ("reference", "per_parameter", "bitwise") in verdicts, verdicts
 assert ("fused", "flat", "bitwise") in verdicts, verdicts
 assert ("unsharded", "flat", "bounded") in verdicts, verdicts
 END
+expect 0 'two_level(fused)' "${small[@]}" --ranks_per_node=2 --candidate='two_level(fused),two_level(dedup)'
 expect 0 'auto=' "${small[@]}" --candidate=auto
 # Every order in one layout, the reference in another, the same bits.
 expect 0 'tp 2 ep 2 dp 2 etp 1: same bits as reference in tp 1 ep 1 dp 4 etp 1' "${small[@]}" --numerics=canonical \

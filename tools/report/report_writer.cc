@@ -39,9 +39,16 @@ std::string CountedAndPredicted(int64_t counted, int64_t predicted) {
   return absl::StrCat(Thousands(counted), " (predicted ", Thousands(predicted), ")");
 }
 
+// "1.25": how many times the least that any order sends.
+std::string TimesBound(const AxisBytes& bytes) {
+  if (bytes.bound <= 0) return "-";
+  return absl::StrFormat("%.2f", static_cast<double>(bytes.counted) / static_cast<double>(bytes.bound));
+}
+
 std::vector<std::string> Header() {
-  return {"order",       "zero3",          "verdict",       "worst difference", "EP bytes",  "TP bytes",
-          "collectives", "host ops/fetch", "peak gathered", "loss first",       "loss last", "ms/step"};
+  return {"order",         "zero3",      "verdict",   "worst difference", "EP bytes",    "/bound",
+          "between nodes", "/bound",     "TP bytes",  "/bound",           "collectives", "host ops/fetch",
+          "peak gathered", "loss first", "loss last", "ms/step"};
 }
 
 std::string WorstDifference(const ParityRun& run) {
@@ -60,8 +67,12 @@ std::vector<std::string> Row(const ParityRun& run) {
           run.zero3,
           VerdictName(run.verdict),
           WorstDifference(run),
-          CountedAndPredicted(run.ep.counted, run.ep.predicted),
-          CountedAndPredicted(run.tp.counted, run.tp.predicted),
+          CountedAndPredicted(run.bytes.ep.counted, run.bytes.ep.predicted),
+          TimesBound(run.bytes.ep),
+          CountedAndPredicted(run.bytes.ep_inter_node.counted, run.bytes.ep_inter_node.predicted),
+          TimesBound(run.bytes.ep_inter_node),
+          CountedAndPredicted(run.bytes.tp.counted, run.bytes.tp.predicted),
+          TimesBound(run.bytes.tp),
           absl::StrCat(run.collectives),
           absl::StrFormat("%.4g", run.leaf_fetch_host_ops),
           CountedAndPredicted(run.peak_gathered_bytes.counted, run.peak_gathered_bytes.predicted),
@@ -84,6 +95,13 @@ Json AxisJson(const AxisBytes& bytes) {
   return json;
 }
 
+Json BytesJson(const testutil::OrderBytes& bytes) {
+  Json json = {{"ep", AxisJson(bytes.ep)}, {"tp", AxisJson(bytes.tp)}};
+  json["ep"]["inter_node"] = AxisJson(bytes.ep_inter_node);
+  json["tp"]["bound_at_least_ep"] = bytes.tp_bound_at_least_ep >= 0 ? Json(bytes.tp_bound_at_least_ep) : Json(nullptr);
+  return json;
+}
+
 Json DifferenceJson(const ParityRun& run) {
   if (!run.first_difference.has_value()) return nullptr;
   const testutil::FirstDifference& first = *run.first_difference;
@@ -100,7 +118,7 @@ Json RunJson(const ParityRun& run) {
           {"bound_used", run.bound_used},
           {"first_difference", DifferenceJson(run)},
           {"loss", run.loss},
-          {"bytes", {{"ep", AxisJson(run.ep)}, {"tp", AxisJson(run.tp)}}},
+          {"bytes", BytesJson(run.bytes)},
           {"collectives", run.collectives},
           {"leaf_fetch_host_ops", run.leaf_fetch_host_ops},
           {"peak_gathered_bytes",

@@ -30,8 +30,10 @@ ParityRun Run(const std::string& order, Verdict verdict, double offset) {
   run.zero3 = "flat";
   run.verdict = verdict;
   for (int step = 0; step < 50; ++step) run.loss.push_back(5.5 * std::exp(-0.03 * step) + offset * step);
-  run.ep = {1234567, 1234567, -1};
-  run.tp = {100, 96, 64};
+  run.bytes.ep = {1234567, 1234567, -1};
+  run.bytes.ep_inter_node = {4000, 4000, 3200};
+  run.bytes.tp = {100, 96, 64};
+  run.bytes.tp_bound_at_least_ep = 80;
   run.collectives = 321;
   run.leaf_fetch_host_ops = 6;
   run.peak_gathered_bytes = {4096, 4096};
@@ -74,6 +76,9 @@ TEST(ReportWriterTest, JsonHasTheContractsKeysAndRealNumbers) {
   EXPECT_EQ(fused["bytes"]["ep"]["counted"], 1234567);
   EXPECT_TRUE(fused["bytes"]["ep"]["bound"].is_null());
   EXPECT_EQ(fused["bytes"]["tp"]["bound"], 64);
+  EXPECT_EQ(fused["bytes"]["tp"]["bound_at_least_ep"], 80);
+  EXPECT_EQ(fused["bytes"]["ep"]["inter_node"]["counted"], 4000);
+  EXPECT_EQ(fused["bytes"]["ep"]["inter_node"]["bound"], 3200);
   EXPECT_EQ(fused["peak_gathered_bytes"]["predicted"], 4096);
   EXPECT_EQ(json["runs"][3]["first_difference"]["index"], 41);
 }
@@ -91,6 +96,9 @@ TEST(ReportWriterTest, TableShowsPredictionOnlyWhereItDiffers) {
   EXPECT_THAT(table, HasSubstr("1,234,567 ="));
   EXPECT_THAT(table, HasSubstr("100 (predicted 96)"));
   EXPECT_THAT(table, HasSubstr("bounded"));
+  EXPECT_THAT(table, HasSubstr("4,000 ="));  // between nodes
+  EXPECT_THAT(table, HasSubstr("1.25"));     // times its bound
+  EXPECT_THAT(table, HasSubstr("1.56"));     // TP
 }
 
 TEST(ReportWriterTest, MismatchNamesStepTensorRankIndexAndBothValues) {
