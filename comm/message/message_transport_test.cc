@@ -62,13 +62,7 @@ class EchoWire final : public Wire {
   absl::Status status() const override { return absl::OkStatus(); }
   void Condemn(const absl::Status&) override {}
 
- private:
-  struct Posted {
-    int tag;
-    void* data;
-    int64_t capacity;
-    Transfer* transfer;
-  };
+  // A message of rank 1, into the receive that waits for its tag.
   void Answer(int tag, const std::string& bytes) {
     for (size_t i = 0; i < posted_.size(); ++i) {
       const Posted p = posted_[i];
@@ -81,6 +75,13 @@ class EchoWire final : public Wire {
     }
   }
 
+ private:
+  struct Posted {
+    int tag;
+    void* data;
+    int64_t capacity;
+    Transfer* transfer;
+  };
   absl::Duration now_ = absl::ZeroDuration();
   std::vector<Posted> posted_;
 };
@@ -175,6 +176,26 @@ TEST(MessageTransportTest, C27_GarbageInPlaceOfARecord) {
     ASSERT_FALSE(context->findings.empty()) << status;
     EXPECT_EQ(context->findings[0].rank, 1) << status;
   }
+}
+
+// The same for the messages beside the calls: dropped, counted, and what comes after them is understood.
+TEST(MessageTransportTest, C27_GarbageInPlaceOfAControlMessage) {
+  EchoWire wire;
+  Mailroom mailroom(&wire);
+  const PhiloxStream random(PhiloxKey(28));
+  constexpr int kMessages = 1000;
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    std::string bytes(random.Below(8192 * i, 4097), '\0');
+    for (size_t b = 0; b < bytes.size(); ++b) bytes[b] = static_cast<char>(random.Below(8192 * i + b + 1, 256));
+    wire.Answer(kControlTag, bytes);
+    mailroom.Poll();
+  }
+  EXPECT_EQ(mailroom.num_dropped(), kMessages);
+  EXPECT_FALSE(mailroom.SaidGoodbye(1));
+  wire.Answer(kControlTag, EncodeControl({.kind = ControlMessage::Kind::kGoodbye}, /*serial=*/0));
+  mailroom.Poll();
+  EXPECT_TRUE(mailroom.SaidGoodbye(1));
+  EXPECT_EQ(mailroom.num_dropped(), kMessages);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include "evenkeel/comm/mpi/hello.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -29,6 +31,38 @@ const std::vector<Field>& Fields() {
   return *fields;
 }
 
+ErrorContext StartContext(absl::Span<const Hello> hellos, int own_rank) {
+  ErrorContext context;
+  context.module = "comm";
+  context.operation = "start";
+  context.group = "world";
+  context.rank = own_rank;
+  context.size = static_cast<int>(hellos.size());
+  context.next_step = "start all ranks from the same program with the same configuration";
+  return context;
+}
+
+std::string ProcessText(const Hello& hello) {
+  return absl::StrCat(
+      "says it is rank ", hello.rank, ": process ", hello.process.pid, " on ",
+      std::string(hello.process.host_name, strnlen(hello.process.host_name, sizeof(hello.process.host_name))));
+}
+
+// Processes that say they are a rank that another one is.
+absl::Status CompareRanks(absl::Span<const Hello> hellos, int own_rank) {
+  std::set<size_t> doubled;
+  for (size_t i = 0; i < hellos.size(); ++i) {
+    const auto claimed = static_cast<size_t>(hellos[i].rank);
+    if (claimed == i) continue;
+    doubled.insert(i);
+    if (claimed < hellos.size()) doubled.insert(claimed);
+  }
+  if (doubled.empty()) return absl::OkStatus();
+  ErrorContext context = StartContext(hellos, own_rank);
+  for (const size_t i : doubled) context.findings.push_back({static_cast<int>(i), ProcessText(hellos[i])});
+  return MakeError(absl::StatusCode::kAlreadyExists, context, "two processes are the same rank");
+}
+
 }  // namespace
 
 absl::Status CompareHellos(absl::Span<const Hello> hellos, int own_rank) {
@@ -40,17 +74,11 @@ absl::Status CompareHellos(absl::Span<const Hello> hellos, int own_rank) {
       differ = differ || findings.back().had != findings.front().had;
     }
     if (!differ) continue;
-    ErrorContext context;
-    context.module = "comm";
-    context.operation = "start";
-    context.group = "world";
-    context.rank = own_rank;
-    context.size = static_cast<int>(hellos.size());
+    ErrorContext context = StartContext(hellos, own_rank);
     context.findings = std::move(findings);
-    context.next_step = "start all ranks from the same program with the same configuration";
     return MakeError(absl::StatusCode::kFailedPrecondition, context, field.what);
   }
-  return absl::OkStatus();
+  return CompareRanks(hellos, own_rank);
 }
 
 Topology TopologyOfHosts(absl::Span<const Hello> hellos) {

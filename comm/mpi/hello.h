@@ -25,7 +25,8 @@ struct Hello {
 };
 
 // FailedPrecondition with what each odd rank has when protocol, build, configuration, options or world size differ, or
-// when a rank's hello is not one. The same on every rank. `hellos` by rank.
+// when a rank's hello is not one; AlreadyExists with host and process of both when two say that they are the same rank.
+// The same on every rank. `hellos` by rank.
 absl::Status CompareHellos(absl::Span<const Hello> hellos, int own_rank);
 
 // Ranks of one host are on one node; nodes are numbered in the order of their first rank.

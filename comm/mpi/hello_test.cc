@@ -1,9 +1,12 @@
 #include "evenkeel/comm/mpi/hello.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -38,8 +41,35 @@ TEST(HelloTest, C10_EveryFieldOnEveryRankIsFound) {
         const absl::Status status = CompareHellos(hellos, 0);
         EXPECT_THAT(status, testutil::StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::HasSubstr(what)));
         ASSERT_TRUE(GetErrorContext(status).has_value());
-        EXPECT_EQ(GetErrorContext(status)->findings.size(), static_cast<size_t>(size));
+        const std::vector<RankFinding> findings = GetErrorContext(status)->findings;
+        ASSERT_EQ(findings.size(), static_cast<size_t>(size));
+        for (int rank = 0; rank < size; ++rank) {  // what each has, the odd one something else than all others
+          EXPECT_EQ(findings[rank].rank, rank);
+          EXPECT_EQ(findings[rank].had == findings[(odd + 1) % size].had, rank != odd);
+        }
       }
+    }
+  }
+}
+
+TEST(HelloTest, C26_TwoProcessesThatAreTheSameRankAreNamed) {
+  for (int claimed = 0; claimed < 4; ++claimed) {
+    for (int odd = 0; odd < 4; ++odd) {
+      if (odd == claimed) continue;
+      std::vector<Hello> hellos = EqualHellos(4);
+      for (int rank = 0; rank < 4; ++rank) {
+        hellos[rank].process.pid = 100 + rank;
+        std::snprintf(hellos[rank].process.host_name, sizeof(hellos[rank].process.host_name), "node%d", rank);
+      }
+      hellos[odd].rank = claimed;
+      const absl::Status status = CompareHellos(hellos, 0);
+      EXPECT_THAT(status, testutil::StatusIs(absl::StatusCode::kAlreadyExists, ::testing::HasSubstr("same rank")));
+      std::vector<RankFinding> expected;
+      for (const int rank : {std::min(odd, claimed), std::max(odd, claimed)}) {
+        expected.push_back(
+            {rank, absl::StrCat("says it is rank ", claimed, ": process ", 100 + rank, " on node", rank)});
+      }
+      EXPECT_EQ(GetErrorContext(status)->findings, expected);
     }
   }
 }

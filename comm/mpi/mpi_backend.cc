@@ -50,7 +50,9 @@ class Impl final : public MpiBackend {
     if (wire_->status().ok()) backend_->SayGoodbye();
     const bool all_here = wire_->status().ok() && wire_->AwaitAll(options_.deadline);
     backend_.reset();
-    if (all_here && wire_->status().ok()) job_->Leave(options_.finalize_limit);
+    if (all_here && wire_->status().ok()) {
+      job_->Leave(options_.finalize_limit, [this] { return wire_->DescribeWorld(); });
+    }
   }
 
   absl::string_view name() const override { return backend_->name(); }

@@ -99,13 +99,13 @@ MpiJob::~MpiJob() {
   state_->mutex.Await(absl::Condition(&state_->ended));
 }
 
-void MpiJob::Leave(absl::Duration limit) {
+void MpiJob::Leave(absl::Duration limit, absl::FunctionRef<std::string()> state) {
   if (state_ == nullptr) return;
   absl::MutexLock lock(&state_->mutex);
   state_->leave = true;
   if (state_->mutex.AwaitWithTimeout(absl::Condition(&state_->ended), limit)) return;
-  std::fprintf(stderr, "comm finalize: MPI_Finalize has not returned after %s: ending the process\n",
-               absl::FormatDuration(limit).c_str());
+  std::fprintf(stderr, "comm finalize: MPI_Finalize has not returned after %s: ending the process with code %d; %s\n",
+               absl::FormatDuration(limit).c_str(), kStuckInMpiExitCode, state().c_str());
   EndProcess(kStuckInMpiExitCode);
 }
 

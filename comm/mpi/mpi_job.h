@@ -9,7 +9,9 @@
 #define EVENKEEL_COMM_MPI_MPI_JOB_H_
 
 #include <memory>
+#include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -26,9 +28,9 @@ class MpiJob {
   // Without Leave: MPI is not finalized, and the launcher takes the end of the process for a failure of the job.
   ~MpiJob();
 
-  // MPI_Finalize, which waits for all ranks. When it does not return within `limit`, ends the process with
-  // kStuckInMpiExitCode (end_process.h).
-  void Leave(absl::Duration limit);
+  // MPI_Finalize, which waits for all ranks. When it does not return within `limit`, prints `state()` and ends the
+  // process with kStuckInMpiExitCode (end_process.h).
+  void Leave(absl::Duration limit, absl::FunctionRef<std::string()> state);
 
  private:
   struct State;

@@ -221,6 +221,14 @@ class Impl final : public MpiWire {
     return true;
   }
 
+  std::string DescribeWorld() const override {
+    std::string text = absl::StrCat("this is rank ", rank_, "/", size_);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) absl::StrAppend(&text, "; rank ", peer, ": ", watch_->Describe(peer));
+    }
+    return text;
+  }
+
  private:
   absl::Status MpiError(absl::string_view call, int peer, int code) {
     return absl::InternalError(absl::StrCat(call, peer >= 0 ? absl::StrCat(" with rank ", peer) : "", " on rank ",
@@ -262,16 +270,22 @@ class Impl final : public MpiWire {
     }
     const absl::Duration since = Now();
     for (int attempt = 0;; ++attempt) {
-      int received = 0, sent = 0;
+      int sent = 0;
       MPI_Testall(size_, sends.data(), &sent, MPI_STATUSES_IGNORE);
-      std::vector<MPI_Status> statuses(size_);
-      const int code = MPI_Testall(size_, receives.data(), &received, statuses.data());
+      // One by one: a request becomes null when its own message is here, whoever else is missing.
+      bool received = true;
+      int code = MPI_SUCCESS;
+      for (MPI_Request& receive : receives) {
+        int here = 0;
+        if (code == MPI_SUCCESS) code = MPI_Test(&receive, &here, MPI_STATUS_IGNORE);
+        received = received && here != 0;
+      }
       if (code != MPI_SUCCESS) {
         return absl::FailedPreconditionError(absl::StrCat("comm start rank=", rank_, "/", size_,
                                                           ": a rank's hello has another size than ", sizeof(Hello),
                                                           " bytes: the ranks run different builds"));
       }
-      if (received != 0 && sent != 0) return absl::OkStatus();
+      if (received && sent != 0) return absl::OkStatus();
       if (Now() >= limit) return MissingHellos(receives, Now() - since);
       Pause({.attempt = attempt, .until = limit, .since = since});
     }

@@ -6,6 +6,7 @@
 #define EVENKEEL_COMM_MPI_MPI_WIRE_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -37,6 +38,8 @@ class MpiWire : public Wire {
   virtual absl::Span<const Hello> hellos() const = 0;
   // Waits until every rank has called it: true. False when the limit passes, a rank dies, or the wire is condemned.
   virtual bool AwaitAll(absl::Duration limit) = 0;
+  // This rank, and how the processes of all others are: what is left to say when the process must end.
+  virtual std::string DescribeWorld() const = 0;
 };
 
 }  // namespace evenkeel::comm

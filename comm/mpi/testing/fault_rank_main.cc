@@ -1,13 +1,15 @@
-// One rank of a job in which one rank, the victim, goes wrong: the program under process_fault_test.
+// One rank of a job in which some ranks, the victims, go wrong: the program under process_fault_test.
 //
-// All ranks run a mix of collectives. The victim does what --action says, --after_us microseconds after the start. Each
-// rank writes what it saw into the file OUT/rank_N, one "key=value" per line, before it ends:
+// All ranks run --operation, or a mix of collectives. The victims (--victim=1,3) do what --action says: at --phase, or
+// --after_us microseconds after the work began. Each rank writes what it saw into the file OUT/rank_N, one "key=value"
+// per line, before it ends:
 //   pid, fault_ns (victim: when it went wrong), return_ns, code, ranks (of the findings), message, calls, left_ns.
 // Times are nanoseconds of the host's monotonic clock, comparable between processes. Exit code: 0 no error, 3 an error.
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +29,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/mpi/end_process.h"
 #include "evenkeel/comm/mpi/mpi_backend.h"
+#include "evenkeel/comm/mpi/testing/mpi_hooks.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/device/host_device.h"
@@ -74,16 +77,27 @@ class Report {
   const std::string path_;
 };
 
-// A mix of small and large calls, for ever or `num_calls` calls.
+// One operation, or a mix of small and large calls, for ever or `num_calls` calls.
 class Work {
  public:
   static constexpr int64_t kLarge = 200'000;
 
-  Work(Communicator& group, Stream& stream)
-      : group_(group), stream_(stream), from_(kLarge * group.size(), 1.5f), to_(kLarge * group.size()) {}
+  Work(Communicator& group, Stream& stream, const std::string& operation)
+      : group_(group),
+        stream_(stream),
+        operation_(operation),
+        from_(kLarge * group.size(), 1.5f),
+        to_(kLarge * group.size()) {}
 
   absl::Status Next() {
-    switch (num_calls_++ % 5) {
+    int64_t call = num_calls_++ % 5;
+    if (operation_ == "all_to_all") call = 1;
+    if (operation_ == "reduce_scatter") call = 2;
+    if (operation_ == "all_gather") call = 3;
+    if (operation_ == "all_reduce") {
+      return group_.AllReduce(In(kLarge), Out(kLarge), ReduceOp::kSum, stream_);
+    }
+    switch (call) {
       case 0:
         return group_.AllReduce(In(100), Out(100), ReduceOp::kSum, stream_);
       case 1:
@@ -104,23 +118,42 @@ class Work {
 
   Communicator& group_;
   Stream& stream_;
+  const std::string operation_;
   std::vector<float> from_, to_;
   int64_t num_calls_ = 0;
 };
+
+void GoWrong(const std::string& action, Report* report) {
+  report->Add("fault_ns", absl::StrCat(NowNs()));
+  if (action == "kill") raise(SIGKILL);
+  if (action == "stop") kill(getpid(), SIGSTOP);
+  if (action == "exit") _exit(0);
+}
 
 // Goes wrong at a moment that has nothing to do with what the rank is doing.
 void GoWrongLater(const std::string& action, int64_t after_us, Report* report) {
   std::thread([action, after_us, report] {
     std::this_thread::sleep_for(std::chrono::microseconds(after_us));
-    report->Add("fault_ns", absl::StrCat(NowNs()));
-    if (action == "kill") raise(SIGKILL);
-    if (action == "stop") kill(getpid(), SIGSTOP);
-    if (action == "exit") _exit(0);
+    GoWrong(action, report);
   }).detach();
 }
 
-absl::Status RunWork(Communicator& group, Stream& stream, int64_t num_calls, Report* report) {
-  Work work(group, stream);
+// What happens to a victim inside MPI's own calls.
+void SetHooks(const std::string& action, Report* report) {
+  MpiHooks& hooks = GetMpiHooks();
+  if (action == "stop_after_init") hooks.after_init = [] { kill(getpid(), SIGSTOP); };
+  if (action == "claim_rank_1") hooks.claimed_rank = 1;
+  if (action == "stuck_finalize") {
+    hooks.before_finalize = [report] {
+      report->Add("fault_ns", absl::StrCat(NowNs()));
+      for (;;) pause();
+    };
+  }
+}
+
+absl::Status RunWork(Communicator& group, Stream& stream, const std::string& operation, int64_t num_calls,
+                     Report* report) {
+  Work work(group, stream, operation);
   absl::Status status;
   while (status.ok() && (num_calls < 0 || work.num_calls() < num_calls)) status = work.Next();
   report->AddStatus(status);
@@ -137,10 +170,14 @@ int Main(int argc, char** argv) {
   const std::string action = arguments["--action"];
   const char* launched_as = std::getenv("OMPI_COMM_WORLD_RANK");
   const int64_t rank = launched_as == nullptr ? 0 : std::atoi(launched_as);
-  const bool victim = rank == Number(arguments, "--victim", -1);
+  const std::vector<std::string> victims = absl::StrSplit(arguments["--victim"], ',');
+  const bool victim = std::find(victims.begin(), victims.end(), absl::StrCat(rank)) != victims.end();
+  const std::string phase = arguments["--phase"];
   Report report(absl::StrCat(arguments["--out"], "/rank_", rank));
 
   if (victim && action == "stop_before_start") kill(getpid(), SIGSTOP);
+  if (victim && phase == "before_init") GoWrong(action, &report);
+  if (victim) SetHooks(action, &report);
   MpiOptions options;
   options.deadline = absl::Milliseconds(Number(arguments, "--deadline_ms", 1000));
   options.start_deadline = absl::Milliseconds(Number(arguments, "--start_deadline_ms", 10000));
@@ -154,6 +191,7 @@ int Main(int argc, char** argv) {
     if (absl::IsDeadlineExceeded(world.status())) EndProcess(3);
     return 3;
   }
+  if (victim && phase == "before_group") GoWrong(action, &report);
   const auto device = HostDevice::Create();
   auto stream = device->CreateStream("work");
   Group all{.axis = Axis::kWorld, .name = "world", .ranks = std::vector<int>((*world)->size())};
@@ -163,8 +201,10 @@ int Main(int argc, char** argv) {
     report.AddStatus(group.status());
     return 3;
   }
-  if (victim) GoWrongLater(action, Number(arguments, "--after_us", 0), &report);
-  const absl::Status status = RunWork(**group, **stream, Number(arguments, "--calls", -1), &report);
+  if (victim && phase.empty()) GoWrongLater(action, Number(arguments, "--after_us", 0), &report);
+  const absl::Status status =
+      RunWork(**group, **stream, arguments["--operation"], Number(arguments, "--calls", -1), &report);
+  if (victim && phase == "before_leave") GoWrong(action, &report);
   if (victim && action == "never_leaves") {
     report.Add("fault_ns", absl::StrCat(NowNs()));
     std::this_thread::sleep_for(std::chrono::seconds(60));

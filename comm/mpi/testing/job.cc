@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -84,7 +85,9 @@ JobResult RunJob(const JobSpec& spec) {
   int status = 0;
   while (!result.finished && NowNs() - start < absl::ToInt64Nanoseconds(spec.watchdog)) {
     result.finished = waitpid(launcher, &status, WNOHANG) == launcher;
-    if (!result.finished) absl::SleepFor(absl::Milliseconds(5));
+    if (result.finished) break;
+    if (spec.meanwhile != nullptr) spec.meanwhile(launcher);
+    absl::SleepFor(absl::Milliseconds(5));
   }
   if (!result.finished) {
     kill(-launcher, SIGKILL);
@@ -93,6 +96,8 @@ JobResult RunJob(const JobSpec& spec) {
   result.end_ns = NowNs();
   result.stalled = stalls.Total();
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  std::ifstream log(absl::StrCat(spec.folder, "/log"));
+  result.log.assign(std::istreambuf_iterator<char>(log), std::istreambuf_iterator<char>());
   for (int rank = 0; rank < spec.ranks; ++rank) {
     result.reports.push_back(ReadReport(absl::StrCat(spec.folder, "/rank_", rank)));
     const auto pid = result.reports.back().find("pid");

@@ -4,7 +4,10 @@
 #ifndef EVENKEEL_COMM_MPI_TESTING_JOB_H_
 #define EVENKEEL_COMM_MPI_TESTING_JOB_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,7 +21,9 @@ struct JobSpec {
   int ranks = 4;
   std::vector<std::string> arguments = {};
   std::string folder;  // of the ranks' reports; made empty
-  absl::Duration watchdog = absl::Seconds(20);
+  absl::Duration watchdog = absl::Seconds(40);
+  // Called again and again while the job runs.
+  std::function<void(pid_t launcher)> meanwhile = nullptr;
 };
 
 using RankReport = std::map<std::string, std::string>;
@@ -29,6 +34,7 @@ struct JobResult {
   int64_t end_ns = 0;               // when the launcher had ended, monotonic
   std::vector<RankReport> reports;  // by rank; empty where a rank wrote none
   absl::Duration stalled;           // how long the machine kept a waiting thread from running meanwhile (stall_meter.h)
+  std::string log;                  // what the launcher and the ranks printed
   std::vector<int> orphans;         // ranks whose process still lives half a second later
 };
 
