@@ -64,6 +64,11 @@ TEST(TrainingConfigTest, EachBadNumberIsNamed) {
                 c.model.residual_moe = true;
               }),
               HasSubstr("residual_moe beside 2 shared_experts"));
+  EXPECT_THAT(Refusal([](TrainingConfig& c) {
+                c.model.shared_experts = 2;
+                c.model.numerics = moe::ExpertNumerics::kCanonical;
+              }),
+              HasSubstr("canonical numerics have no dense branch"));
 }
 
 TEST(TrainingConfigTest, AnOrderBringsItsExpertLayout) {
