@@ -9,6 +9,8 @@
 namespace evenkeel::comm {
 namespace {
 
+// The most polls between two looks at notices, however fast things move.
+constexpr int kLookEvery = 1024;
 // How long a rank whose limit has passed listens for others that gave up at the same moment.
 constexpr absl::Duration kGrace = absl::Milliseconds(50);
 
@@ -22,31 +24,36 @@ bool Names(const ErrorContext& context, int rank) {
 void Absence::BeginCall() { call_start_ = seat_.wire().Now(); }
 
 absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
-                           absl::FunctionRef<absl::Status(bool* finished)> advance,
+                           absl::FunctionRef<absl::Status(Progress*)> advance,
                            absl::FunctionRef<std::vector<Missing>()> list_missing) {
   Wire& wire = seat_.wire();
   const absl::Duration limit = call_start_ + call.limit;
-  const absl::Duration since = wire.Now();
-  for (int attempt = 0;; ++attempt) {
-    bool finished = false;
-    EK_RETURN_IF_ERROR(advance(&finished));
-    if (finished) return absl::OkStatus();
+  absl::Duration since = wire.Now();
+  int attempt = 0;  // polls since something moved
+  for (int poll = 0;; ++poll, ++attempt) {
+    Progress progress;
+    EK_RETURN_IF_ERROR(advance(&progress));
+    if (progress.finished) return absl::OkStatus();
+    if (progress.moved) {
+      since = wire.Now();
+      attempt = 0;
+    }
     if (!wire.status().ok()) return WireError(call);
-    const bool too_late = attempt % 16 == 15 && wire.Now() >= limit;
+    const bool too_late = poll % 16 == 15 && wire.Now() >= limit;
     const bool look = wire.Pause({.attempt = attempt, .until = limit, .since = since, .busy_for = busy_for});
-    if (!look && !too_late) continue;
+    if (!look && !too_late && poll % kLookEvery != kLookEvery - 1) continue;
     if (absl::Status cause = seat_.status(); !cause.ok()) return BrokenGroupError(seat_.Context(call), cause);
     seat_.mailroom().Poll();
     const std::vector<Missing> missing = list_missing();
     if (wire.Now() >= limit) {
-      EK_RETURN_IF_ERROR(advance(&finished));
-      return finished ? absl::OkStatus() : TooLate(call, list_missing());
+      EK_RETURN_IF_ERROR(advance(&progress));
+      return progress.finished ? absl::OkStatus() : TooLate(call, list_missing());
     }
     absl::Status gone = FindGone(call, missing);
     if (gone.ok()) continue;
     // What a rank had sent before it went may have arrived since the last look.
-    for (int look_again = 0; look_again < 64 && !finished; ++look_again) EK_RETURN_IF_ERROR(advance(&finished));
-    if (finished) return absl::OkStatus();
+    for (int again = 0; again < 64 && !progress.finished; ++again) EK_RETURN_IF_ERROR(advance(&progress));
+    if (progress.finished) return absl::OkStatus();
     seat_.mailroom().Poll();
     if (gone = FindGone(call, list_missing()); !gone.ok()) return gone;
   }

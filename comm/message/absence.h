@@ -1,7 +1,7 @@
 // Who is missing, and whether it can still come: the waits of MessageTransport and the errors they end with.
 //
 //   EK_RETURN_IF_ERROR(absence.Wait(call, start, busy_for,
-//                                   [&](bool* finished) { return TakeWhatHasCome(finished); },
+//                                   [&](Progress* progress) { return TakeWhatHasCome(progress); },
 //                                   [&] { return WhatHasNotCome(); }));
 //
 // A wait ends with what message_transport.h promises: all there; a missing rank is gone (Unavailable); one has given
@@ -33,6 +33,12 @@ struct Missing {
   int64_t index = 0;
 };
 
+// What one look at the messages of a call found.
+struct Progress {
+  bool finished = false;  // all is there
+  bool moved = false;     // something has come, or was taken, since the last look
+};
+
 // Not thread-safe: of the thread that makes the calls.
 class Absence {
  public:
@@ -43,8 +49,8 @@ class Absence {
   void BeginCall();
 
   // Polls `advance` until it says that everything is there, or fails. `list_missing` names what is not there yet.
-  // `busy_for`: how long payload will be moving, for Wire::Pause.
-  absl::Status Wait(const Call& call, absl::Duration busy_for, absl::FunctionRef<absl::Status(bool* finished)> advance,
+  // `busy_for`: for Wire::Pause; counts anew whenever something moves.
+  absl::Status Wait(const Call& call, absl::Duration busy_for, absl::FunctionRef<absl::Status(Progress*)> advance,
                     absl::FunctionRef<std::vector<Missing>()> list_missing);
 
   // The cause of a peer that has given up this very call of Agree while this rank was on its way: a rank that comes

@@ -72,7 +72,7 @@ absl::Status PayloadFlows::Move(const Call& call, const Phase& phase) {
   }
   if (flows_.empty()) return absl::OkStatus();
   EK_RETURN_IF_ERROR(absence_.Wait(
-      call, BusyFor(bytes), [&](bool* finished) { return MoveFlows(call, finished); },
+      call, BusyFor(bytes), [&](Progress* progress) { return MoveFlows(call, progress); },
       [&] { return MissingPayload(); }));
   return CheckTrailers(call);
 }
@@ -86,11 +86,11 @@ absl::Status PayloadFlows::MoveAndCombine(const Call& call, const Phase& phase) 
   EK_CHECK(!any_staged || staging_ != nullptr);
   EK_RETURN_IF_ERROR(absence_.Wait(
       call, BusyFor(bytes),
-      [&](bool* finished) {
+      [&](Progress* progress) {
         do {
-          EK_RETURN_IF_ERROR(MoveFlows(call, finished));
+          EK_RETURN_IF_ERROR(MoveFlows(call, progress));
         } while (CombineNext(phase));
-        *finished = *finished && combined_ == phase.block_bytes;
+        progress->finished = progress->finished && combined_ == phase.block_bytes;
         return absl::OkStatus();
       },
       [&] { return MissingPayload(); }));
@@ -162,7 +162,7 @@ absl::Status PayloadFlows::StartSends(const Call& call) {
   return absl::OkStatus();
 }
 
-absl::Status PayloadFlows::MoveFlows(const Call& call, bool* all_done) {
+absl::Status PayloadFlows::MoveFlows(const Call& call, Progress* progress) {
   for (bool again = true; again;) {
     open_.clear();
     for (Flow& flow : flows_) {
@@ -173,8 +173,9 @@ absl::Status PayloadFlows::MoveFlows(const Call& call, bool* all_done) {
     EK_RETURN_IF_ERROR(seat_.wire().Test(open_));
     again = std::any_of(flows_.begin(), flows_.end(),
                         [](const Flow& flow) { return !flow.pieces.empty() && flow.pieces.front().transfer->done; });
+    progress->moved = progress->moved || again;
   }
-  *all_done = std::all_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.done(); });
+  progress->finished = std::all_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.done(); });
   return absl::OkStatus();
 }
 

@@ -74,7 +74,7 @@ class PayloadFlows {
   bool CombineNext(const Phase& phase);
   int64_t PlanFlows(const Phase& phase, bool combines);
   absl::Status StartSends(const Call& call);
-  absl::Status MoveFlows(const Call& call, bool* all_done);
+  absl::Status MoveFlows(const Call& call, Progress* progress);
   absl::Status Advance(const Call& call, Flow& flow);
   absl::Status AdvanceTrailer(Flow& flow);
   absl::Status WrongPiece(const Call& call, const Flow& flow, const Piece& piece) const;

@@ -60,9 +60,9 @@ absl::Status RecordExchange::Exchange(const Call& call, const Posting& posting) 
   seat_.CountRecord();
   EK_RETURN_IF_ERROR(absence_.Wait(
       call, absl::ZeroDuration(),
-      [&](bool* finished) {
+      [&](Progress* progress) {
         EK_RETURN_IF_ERROR(wire.Test(all));
-        *finished = std::all_of(all.begin(), all.end(), [](const Transfer* t) { return t->done; });
+        progress->finished = std::all_of(all.begin(), all.end(), [](const Transfer* t) { return t->done; });
         return absl::OkStatus();
       },
       [&] { return MissingRecords(); }));

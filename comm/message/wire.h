@@ -47,9 +47,9 @@ struct PeerHealth {
 };
 
 struct PauseHint {
-  int attempt = 0;                                 // polls since the wait began
+  int attempt = 0;                                 // polls since `since`
   absl::Duration until = absl::ZeroDuration();     // in terms of Now(); Pause never sleeps past it
-  absl::Duration since = absl::ZeroDuration();     // when the wait began
+  absl::Duration since = absl::ZeroDuration();     // when the wait began, or something last moved
   absl::Duration busy_for = absl::ZeroDuration();  // payload is moving: stay awake at least so long after `since`
 };
 
