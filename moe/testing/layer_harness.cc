@@ -259,7 +259,8 @@ class RankRunner {
                                                 .b_gate = t_.gb_gate.view(),
                                                 .b_out = t_.gb_out.view()}};
     WorkCounters& counters = device_->counters();
-    const int64_t base = counters.Snapshot().live_bytes;
+    const WorkCounts start = counters.Snapshot();
+    const int64_t base = start.live_bytes;
     comm::LedgerCounts before = backend_.ledger().Snapshot();
     counters.ResetPeak();
     if (c_.mask) mask_ = c_.mask(out_.replica);
@@ -269,13 +270,16 @@ class RankRunner {
     call.replay = c_.replay ? c_.replay(out_.replica) : nullptr;
     EK_RETURN_IF_ERROR(layer_->Forward(weights, t_.x.view(), t_.y.view(), call, &tape_, *stream_));
     EK_RETURN_IF_ERROR(stream_->Synchronize());
-    out_.counted_memory.forward_peak = counters.Snapshot().peak_live_bytes - base;
-    out_.counted_memory.tape = counters.Snapshot().live_bytes - base;
+    const WorkCounts between = counters.Snapshot();
+    out_.forward_work = between - start;
+    out_.counted_memory.forward_peak = between.peak_live_bytes - base;
+    out_.counted_memory.tape = between.live_bytes - base;
     out_.forward = backend_.ledger().Snapshot() - before;
     before = backend_.ledger().Snapshot();
     counters.ResetPeak();
     EK_RETURN_IF_ERROR(layer_->Backward(weights, tape_, t_.dy.view(), t_.dx.view(), gradients, *stream_));
     EK_RETURN_IF_ERROR(stream_->Synchronize());
+    out_.backward_work = counters.Snapshot() - between;
     out_.counted_memory.backward_peak = counters.Snapshot().peak_live_bytes - base;
     out_.backward = backend_.ledger().Snapshot() - before;
     return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "evenkeel/moe/router_config.h"
 #include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/runtime/device/host_device.h"
+#include "evenkeel/runtime/device/work_counters.h"
 
 namespace evenkeel::moe {
 
@@ -89,6 +90,7 @@ struct RankRun {
   Values values;
   RoutingDecision decision;
   comm::LedgerCounts forward, backward;  // counted
+  WorkCounts forward_work, backward_work;
   OrderTraffic predicted_forward, predicted_backward;
   OrderMemory predicted_memory;
   OrderMemory counted_memory;
