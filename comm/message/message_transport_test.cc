@@ -1,9 +1,11 @@
-// What a peer may send in place of its record: the record of another call, or any bytes at all.
+// What a peer may send in place of its record: the record of another call, or any bytes at all. What a rank that gives
+// up may promise.
 #include "evenkeel/comm/message/message_transport.h"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,13 +35,22 @@ using ::testing::HasSubstr;
 class EchoWire final : public Wire {
  public:
   std::function<std::string(std::string)> answer = [](std::string bytes) { return bytes; };
+  int64_t sends_that_end =
+      std::numeric_limits<int64_t>::max();  // the peer answers the others too, but never takes them
+  std::vector<std::string> control;         // messages sent beside the calls
 
   int rank() const override { return 0; }
   int size() const override { return 2; }
   absl::Duration Now() override { return now_; }
   absl::Status StartSend(int, int tag, const void* data, int64_t bytes, Transfer* transfer) override {
     *transfer = Transfer();
-    if (tag != kControlTag) Answer(tag, answer(std::string(static_cast<const char*>(data), bytes)));
+    const std::string sent(static_cast<const char*>(data), bytes);
+    if (tag == kControlTag) {
+      control.push_back(sent);
+      return absl::OkStatus();
+    }
+    transfer->done = sends_that_end-- > 0;
+    Answer(tag, answer(sent));
     return absl::OkStatus();
   }
   absl::Status StartReceive(int, int tag, void* data, int64_t capacity, Transfer* transfer) override {
@@ -88,9 +99,10 @@ class EchoWire final : public Wire {
 
 // A group of two over the echo, one barrier behind it.
 struct Rig {
-  Rig() {
+  explicit Rig(const MessageOptions& options = {}) {
     const Group group{.axis = Axis::kWorld, .name = "world", .ranks = {0, 1}};
-    auto transport = CreateMessageTransport(&wire, &mailroom, {}, ScratchMemory::Heap(), group, 0, /*epoch=*/7, {0, 0});
+    auto transport =
+        CreateMessageTransport(&wire, &mailroom, options, ScratchMemory::Heap(), group, 0, /*epoch=*/7, {0, 0});
     communicator = HostCommunicator::Create(
         {.group = group, .rank = 0, .epoch = 7, .ledger = &ledger, .topology = &topology, .deadline = absl::Seconds(1)},
         std::move(transport));
@@ -143,6 +155,28 @@ TEST(MessageTransportTest, C20_RecordOfAnotherCallIsRefused) {
     });
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(what)));
     EXPECT_EQ(GetErrorContext(status)->findings.size(), 2u);
+  }
+}
+
+// A piece that is only under way when its sender gives up needs that sender to arrive, and it helps no more: a receiver
+// that still counted on it would wait until the sender is gone, and then name the sender.
+TEST(MessageTransportTest, NoticePromisesPiecesWhoseSendingHasEnded) {
+  constexpr int64_t kPieces = 10, kPieceFloats = 16;
+  for (const int64_t ended : {0, 1, 3, 9}) {
+    Rig rig({.eager_bytes = 0, .piece_bytes = 64, .window = 4});
+    rig.wire.sends_that_end = 1 + ended;  // the record
+    const std::vector<float> sent(2 * kPieces * kPieceFloats, 1.0f);
+    std::vector<float> received(sent.size());
+    const Shape shape({static_cast<int64_t>(sent.size())});
+    const absl::Status status = rig.communicator->AllToAll(
+        ConstTensorView(sent.data(), DType::kF32, shape), TensorView(received.data(), DType::kF32, shape), *rig.stream);
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("payload")));
+    ASSERT_EQ(rig.wire.control.size(), 1u);
+    int64_t serial = 0;
+    const absl::StatusOr<ControlMessage> notice = DecodeControl(rig.wire.control[0], &serial);
+    ASSERT_OK(notice);
+    EXPECT_EQ(notice->kind, ControlMessage::Kind::kAbort);
+    EXPECT_EQ(notice->b, ended);
   }
 }
 
