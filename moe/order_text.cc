@@ -39,9 +39,16 @@ std::string ProgramText(const TypedOrder& order, const OrderSizes& sizes, bool b
   return text;
 }
 
-void AppendTraffic(std::string* text, const char* name, const OrderTraffic& traffic, const AxisFormula& formula) {
+void AppendTraffic(std::string* text, const char* name, const OrderSizes& sizes, const OrderTraffic& traffic,
+                   const AxisFormula& formula) {
   absl::StrAppendFormat(text, "  %-9s EP %-28s = %16s B in %d collectives\n", name, formula.ep,
                         Grouped(traffic.ep.bytes), traffic.ep.collectives);
+  if (sizes.num_nodes() > 1) {
+    absl::StrAppendFormat(text, "  %-9s    %28s   %16s B between nodes, in at most %d messages\n", "", "",
+                          Grouped(traffic.ep.inter_node_bytes), traffic.ep.inter_node_messages);
+    absl::StrAppendFormat(text, "  %-9s    %28s   %16s B inside nodes\n", "", "",
+                          Grouped(traffic.ep.bytes - traffic.ep.inter_node_bytes));
+  }
   absl::StrAppendFormat(text, "  %-9s TP %-28s = %16s B in %d collectives\n", "", formula.tp, Grouped(traffic.tp.bytes),
                         traffic.tp.collectives);
   absl::StrAppendFormat(text, "  %-9s sum %27s   %16s B", "", "", Grouped(traffic.ep.bytes + traffic.tp.bytes));
@@ -77,12 +84,13 @@ absl::StatusOr<std::string> DescribeOrder(const TypedOrder& order, const OrderSi
   absl::StrAppend(&text, "\n", ProgramText(order, sizes, false), "\n", ProgramText(order, sizes, true), "\n");
   absl::StrAppendFormat(&text, "sizes: T=%d E=%d s=%d h=%d e=%d k=%d c=%d b=%d", sizes.tp, sizes.ep, sizes.tokens,
                         sizes.hidden, sizes.experts, sizes.top_k, sizes.capacity, SizeOf(sizes.dtype));
+  if (sizes.num_nodes() > 1) absl::StrAppendFormat(&text, " N=%d L=%d", sizes.num_nodes(), sizes.per_node());
   absl::StrAppendFormat(&text, "   V = e c h b = %s B\n",
                         Grouped(sizes.experts * sizes.capacity * sizes.hidden * SizeOf(sizes.dtype)));
   if (order.is_ragged() && !sizes.rows.has_value()) text += "rows: as balanced routing without drops gives them\n";
   text += "bytes sent per rank and layer\n";
-  AppendTraffic(&text, "forward", cost.forward, cost.forward_formula);
-  AppendTraffic(&text, "backward", cost.backward, cost.backward_formula);
+  AppendTraffic(&text, "forward", sizes, cost.forward, cost.forward_formula);
+  AppendTraffic(&text, "backward", sizes, cost.backward, cost.backward_formula);
   text += BreakEvenText(order, cost, sizes);
   absl::StrAppendFormat(
       &text, "memory of the layer's own buffers: forward peak %s B, kept for backward %s B, backward peak %s B\n",

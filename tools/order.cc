@@ -10,6 +10,7 @@
 
 #include <gflags/gflags.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -40,6 +41,7 @@ DEFINE_string(capacity_factor, "1.25", "describe, compare: capacity factor (f)")
 DEFINE_string(dtype, "bf16", "describe, compare: element type on the wire");
 DEFINE_int32(tp, 2, "describe, compare: tensor-parallel size (T)");
 DEFINE_int32(ep, 4, "describe, compare: expert-parallel size (E)");
+DEFINE_int32(ranks_per_node, 0, "describe, compare: consecutive ranks on each node; 0: all on one");
 DEFINE_double(tp_gbps, 300, "compare: gigabytes per second that a rank sends over TP");
 DEFINE_double(ep_gbps, 50, "compare: gigabytes per second that a rank sends over EP");
 DEFINE_double(tp_microseconds, 10, "compare: latency of a collective over TP");
@@ -69,7 +71,18 @@ absl::StatusOr<moe::ExpertLayout> ParseLayout(const std::string& name) {
   return absl::InvalidArgumentError(absl::StrCat("--expert_layout is '", name, "', not tensor_parallel or whole"));
 }
 
-absl::StatusOr<moe::OrderSizes> SizesFromFlags() {
+// L from --ranks_per_node: an EP group's ranks are T apart where experts are sliced, next to one another where whole.
+absl::StatusOr<int> RanksOfEpPerNode(moe::ExpertLayout layout) {
+  if (FLAGS_ranks_per_node == 0) return 0;
+  const int stride = layout == moe::ExpertLayout::kWhole ? 1 : FLAGS_tp;
+  if (FLAGS_ranks_per_node < 1 || FLAGS_ranks_per_node % stride != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks_per_node=", FLAGS_ranks_per_node, ": wants a multiple of tp ", stride));
+  }
+  return std::min(FLAGS_ep, FLAGS_ranks_per_node / stride);
+}
+
+absl::StatusOr<moe::OrderSizes> SizesFromFlags(moe::ExpertLayout layout) {
   moe::OrderSizes sizes;
   sizes.tokens = FLAGS_tokens;
   sizes.hidden = FLAGS_hidden;
@@ -82,6 +95,7 @@ absl::StatusOr<moe::OrderSizes> SizesFromFlags() {
   if (FLAGS_tp < 1 || FLAGS_ep < 1) {
     return absl::InvalidArgumentError(absl::StrCat("--tp=", FLAGS_tp, " --ep=", FLAGS_ep, ": both must be at least 1"));
   }
+  EK_ASSIGN_OR_RETURN(sizes.ep_per_node, RanksOfEpPerNode(layout));
   moe::CapacityOptions options;
   EK_ASSIGN_OR_RETURN(options.factor, moe::Rational::Parse(FLAGS_capacity_factor));
   const moe::CapacityInput input{.tokens = sizes.tokens, .experts = sizes.experts, .top_k = sizes.top_k};
@@ -102,7 +116,7 @@ absl::Status Describe(const std::string& name) {
   EK_ASSIGN_OR_RETURN(const moe::Order order, LoadOrder(name));
   EK_ASSIGN_OR_RETURN(const moe::ExpertLayout layout, ParseLayout(FLAGS_expert_layout));
   EK_ASSIGN_OR_RETURN(const moe::TypedOrder typed, moe::CheckOrder(order, layout));
-  EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags());
+  EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags(typed.layout));
   EK_ASSIGN_OR_RETURN(const std::string text, moe::DescribeOrder(typed, sizes));
   std::printf("%s", text.c_str());
   return absl::OkStatus();
@@ -132,10 +146,10 @@ absl::StatusOr<std::string> CrossoverText(const moe::TypedOrder& reference, cons
 
 // Every order of one layout with its time on links of the given speed, fastest first.
 absl::Status Compare() {
-  EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags());
-  EK_ASSIGN_OR_RETURN(const moe::CostModel model, CostModelFromFlags());
   EK_ASSIGN_OR_RETURN(moe::ExpertLayout layout, ParseLayout(FLAGS_expert_layout));
   if (layout == moe::ExpertLayout::kAny) layout = moe::ExpertLayout::kTensorParallel;
+  EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags(layout));
+  EK_ASSIGN_OR_RETURN(const moe::CostModel model, CostModelFromFlags());
   EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(moe::OrderNames(), layout, sizes, model));
   const std::string baseline = layout == moe::ExpertLayout::kWhole ? "unsharded" : "reference";
   EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(baseline));
