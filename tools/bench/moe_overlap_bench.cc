@@ -124,8 +124,14 @@ class Rank {
   }
 
   absl::Status Step() {
-    const MoeWeights weights = {router_.const_view(), {.w_in = w_in_.const_view(), .w_out = w_out_.const_view()}};
-    const MoeGradients gradients = {drouter_.view(), {.w_in = g_in_.view(), .w_out = g_out_.view()}};
+    MoeWeights weights;
+    weights.router = router_.const_view();
+    weights.experts.w_in = w_in_.const_view();
+    weights.experts.w_out = w_out_.const_view();
+    MoeGradients gradients;
+    gradients.router = drouter_.view();
+    gradients.experts.w_in = g_in_.view();
+    gradients.experts.w_out = g_out_.view();
     EK_RETURN_IF_ERROR(layer_->Forward(weights, x_.const_view(), y_.view(), {}, &tape_, *stream_));
     EK_RETURN_IF_ERROR(layer_->Backward(weights, tape_, dy_.const_view(), dx_.view(), gradients, *stream_));
     return stream_->Synchronize();
