@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -13,7 +14,11 @@
 namespace evenkeel::moe {
 namespace {
 
+using Json = nlohmann::json;
+
 constexpr int64_t kLengthBytes = 8;
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
 
 template <typename T>
 float ElementAt(const char* bytes, int64_t i) {
@@ -46,11 +51,52 @@ absl::StatusOr<TensorFiles> TensorFiles::Open(FileSystem* fs, const std::string&
     return files;
   }
   for (const DirectoryEntry& entry : *entries) {
+    if (entry.name != kIndexFile) continue;
+    EK_ASSIGN_OR_RETURN(const std::string index, ReadFile(*fs, absl::StrCat(path, "/", kIndexFile), kMaxIndexBytes));
+    EK_RETURN_IF_ERROR(files.AddIndexed(path, index));
+    return files;
+  }
+  for (const DirectoryEntry& entry : *entries) {
     if (!absl::EndsWith(entry.name, ".safetensors")) continue;
     EK_RETURN_IF_ERROR(files.AddFile(absl::StrCat(path, "/", entry.name)));
   }
   if (files.places_.empty()) return absl::NotFoundError(absl::StrCat("no safetensors file in ", path));
   return files;
+}
+
+absl::Status TensorFiles::AddIndexed(const std::string& folder, const std::string& index) {
+  const Json json = Json::parse(index.begin(), index.end(), nullptr, /*allow_exceptions=*/false);
+  const auto bad = [](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(kIndexFile, ": ", what));
+  };
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+    return bad("has no object weight_map");
+  }
+  std::map<std::string, std::vector<std::string>> tensors_of_file;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    if (!file.is_string()) return bad(absl::StrCat("the file of ", tensor, " is not a text"));
+    const std::string name = file.get<std::string>();
+    if (name.find('/') != std::string::npos || !absl::EndsWith(name, ".safetensors")) {
+      return bad(absl::StrCat("'", name, "' of ", tensor, " is no safetensors file of the folder"));
+    }
+    tensors_of_file[name].push_back(tensor);
+  }
+  if (tensors_of_file.empty()) return bad("weight_map is empty");
+  for (const auto& [name, tensors] : tensors_of_file) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    const absl::Status added = AddFile(path);
+    if (absl::IsNotFound(added)) {
+      return absl::NotFoundError(
+          absl::StrCat(path, " is missing; ", kIndexFile, " puts ", tensors[0],
+                       tensors.size() > 1 ? absl::StrCat(" and ", tensors.size() - 1, " more") : "", " there"));
+    }
+    EK_RETURN_IF_ERROR(added);
+    for (const std::string& tensor : tensors) {
+      const auto found = places_.find(tensor);
+      if (found == places_.end() || found->second.path != path) return bad(absl::StrCat(tensor, " is not in ", name));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TensorFiles::AddFile(const std::string& path) {

@@ -17,8 +17,11 @@ namespace evenkeel::moe {
 // Immutable after Open. Thread-safe as far as the file system is.
 class TensorFiles {
  public:
-  // Reads the headers of every *.safetensors of `folder`, or of one file. NotFound when there is none; InvalidArgument
-  // when a name occurs twice or a header is bad.
+  // `path`: one file, or a folder. A folder with model.safetensors.index.json (a checkpoint in several files) has the
+  // tensors that the index names, each in the file that it says; other files are not looked at. Without an index: every
+  // *.safetensors. Reads headers only. NotFound when there is no file, or naming one that the index wants and a tensor
+  // in it; InvalidArgument when a name occurs twice, a header or the index is bad, a file lacks a tensor that the index
+  // puts there, or the index points out of the folder.
   static absl::StatusOr<TensorFiles> Open(FileSystem* fs, const std::string& path);
 
   // Null when there is no such tensor.
@@ -39,6 +42,8 @@ class TensorFiles {
   };
 
   absl::Status AddFile(const std::string& path);
+  // By the text of the index; `folder` is for messages and names.
+  absl::Status AddIndexed(const std::string& folder, const std::string& index);
 
   FileSystem* fs_ = nullptr;
   std::map<std::string, Place> places_;

@@ -9,6 +9,7 @@
 // check that no token is lost or doubled cost. one_hot rows: dispatch as the einsum "sec,sh->ech" with a dense one-hot
 // tensor, quadratic in s; gather rows: the same dispatch by row index. Times are processor time of the thread, the
 // least of a row's repetitions, because other programs run too.
+#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -445,6 +446,10 @@ extern "C" void omp_set_num_threads(int);
 
 int main(int argc, char** argv) {
   omp_set_num_threads(1);  // one thread per rank, as in training
+  // Freed memory is kept, as a program that trains should: or else the C library gives every buffer above 32 MiB back
+  // to the system, and its page faults are counted as dispatch.
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   evenkeel::moe::Register();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
