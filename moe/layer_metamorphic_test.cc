@@ -1,5 +1,5 @@
 // Changes of a layer's input whose effect on its output is known without a reference, under every order. The router's
-// own are in router_test.cc; no tokens on a rank and all tokens to one expert are in layer_rows_test.cc.
+// own are in router_metamorphic_test.cc; no tokens on a rank and all tokens to one expert are in layer_rows_test.cc.
 #include <string>
 #include <vector>
 
