@@ -92,9 +92,11 @@ constexpr int64_t kRouter = 40 * 40;
 ModelDescription RouterUsedOutside() {
   ModelDescription model;
   model.root.type = "Model";
-  model.parameters = {PlainParameter("router", kRouter), PlainParameter("expert", 50), PlainParameter("norm", 8)};
+  model.parameters = {PlainParameter("router", kRouter), PlainParameter("expert", 50), PlainParameter("norm", 8),
+                      PlainParameter("next", kRouter)};
   model.root.children.push_back({"moe", "MoeBlock", {0, 1}, {}, false});
   model.root.children.push_back({"gate", "Gate", {2, 0}, {}, false});
+  model.root.children.push_back({"next", "Linear", {3}, {}, false});
   return model;
 }
 
@@ -121,6 +123,7 @@ TEST(AgreementTest, Trail51_RouterAboveTheThresholdUsedFromOutsideItsLeaf) {
       const int64_t base = model.counts().gathered_bytes;  // norm, and staging where the policy has some
       EK_ASSIGN_OR_RETURN(const LeafId moe, model.FindLeaf("moe"));
       EK_ASSIGN_OR_RETURN(const LeafId gate, model.FindLeaf("gate"));
+      EK_ASSIGN_OR_RETURN(const LeafId next, model.FindLeaf("next"));
       std::vector<float> expected;
       for (int64_t i = 0; i < kRouter; ++i) {
         expected.push_back(static_cast<float>(InitialValue(model.parameters()[0], 1, i)));
@@ -137,10 +140,16 @@ TEST(AgreementTest, Trail51_RouterAboveTheThresholdUsedFromOutsideItsLeaf) {
       };
       for (int step = 0; step < 4; ++step) {
         EK_ASSIGN_OR_RETURN(const LeafWeights inside, model.Fetch(moe));
+        // The gate begins inside the block and ends after it.
+        EK_RETURN_IF_ERROR(model.Fetch(gate).status());
         EK_RETURN_IF_ERROR(model.Release(moe));
+        // Takes any memory that was given back too early.
+        EK_RETURN_IF_ERROR(model.Fetch(next).status());
+        EK_RETURN_IF_ERROR(model.Release(next));
         // Not through a fetch of its own: an error that says so, not a tensor of nothing.
         EXPECT_THAT(inside.Get(0), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("was released")));
         EK_RETURN_IF_ERROR(read(absl::StrCat("forward of step ", step)));
+        EK_RETURN_IF_ERROR(model.Release(gate));
         EK_RETURN_IF_ERROR(model.Release(gate));
         EK_RETURN_IF_ERROR(read(absl::StrCat("backward of step ", step)));
         EK_RETURN_IF_ERROR(AddOnes(rank, gate.value, 1));
