@@ -86,6 +86,38 @@ TEST(AgreementTest, OrdersAreComparedWithTheMostCommonOne) {
               HasSubstr("from call 30 on: 40 calls [..., gather a, gather a, gather a, gather b, gather a"));
 }
 
+// A bit of a shard is wrong when the shard is gathered, and right again before the step: the pass has used it, so
+// nobody steps, and the leaf is named.
+TEST(AgreementTest, C37_ShardThatWasWrongWhenItWasGathered) {
+  for (int wrong_step : {0, 2}) {
+    OnRanksConfig config;
+    config.world_size = 3;
+    config.description = ChainModel(2, 12);
+    config.options.verify_shards = true;
+    const std::vector<absl::Status> statuses = OnRanksStatuses(config, [&](RankContext& rank) -> absl::Status {
+      for (int step = 0;; ++step) {
+        unsigned char* bit = nullptr;
+        for (const StateTensor& tensor : rank.model->StateTensors()) {
+          if (tensor.parameter == 1) bit = static_cast<unsigned char*>(tensor.fragments[0].data.raw());
+        }
+        const bool spoil = rank.rank == 1 && step == wrong_step;
+        if (spoil) *bit ^= 1;
+        for (int leaf : {0, 1}) {
+          EK_RETURN_IF_ERROR(rank.model->Fetch({leaf}).status());
+          EK_RETURN_IF_ERROR(rank.model->Release({leaf}));
+        }
+        if (spoil) *bit ^= 1;
+        EK_RETURN_IF_ERROR(rank.model->Step().status());
+        EK_RETURN_IF_ERROR(Check(step < wrong_step, "nobody steps"));
+      }
+    });
+    for (const absl::Status& status : statuses) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 1 has a changed shard")));
+    }
+    EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kDataLoss, HasSubstr("shard of leaf1")));
+  }
+}
+
 constexpr int64_t kRouter = 40 * 40;
 
 // "moe" owns the router; "gate" uses it too, and says so.

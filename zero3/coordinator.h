@@ -28,6 +28,7 @@
 #include "evenkeel/zero3/order_log.h"
 #include "evenkeel/zero3/pass_recorder.h"
 #include "evenkeel/zero3/replica_check.h"
+#include "evenkeel/zero3/shard_guard.h"
 #include "evenkeel/zero3/unit.h"
 
 namespace evenkeel::zero3 {
@@ -81,6 +82,8 @@ class Coordinator {
   void WeightsChanged() { persistent_stale_ = true; }
   // From now on every unit's first gather is digested into `check`; null: no more.
   void UseReplicaCheck(ReplicaCheck* check) { units_->UseReplicaCheck(check); }
+  // From now on `guard` verifies every shard before it is gathered; null: no more.
+  void UseShardGuard(ShardGuard* guard) { units_->UseShardGuard(guard); }
   bool trace_complete() const { return recorder_->walking(); }
   // The plan being walked, as text; empty while recording.
   std::string PlanText() const { return recorder_->walking() ? recorder_->plan().ToString() : ""; }

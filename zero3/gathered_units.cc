@@ -113,6 +113,7 @@ absl::Status GatheredUnits::GatherInto(int u, TensorView place) {
   state.place = place;
   ++counts_.gathers;
   log_->Add(OrderLog::Call::kGather, u);
+  if (guard_ != nullptr) guard_->Verify(u);
   EK_RETURN_IF_ERROR(state.gatherer->Gather(state.unit->weight_shard(), place, *comm_));
   state.gathered = true;
   state.joined = false;

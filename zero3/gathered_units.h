@@ -20,6 +20,7 @@
 #include "evenkeel/zero3/fetch_policy.h"
 #include "evenkeel/zero3/order_log.h"
 #include "evenkeel/zero3/replica_check.h"
+#include "evenkeel/zero3/shard_guard.h"
 #include "evenkeel/zero3/unit.h"
 
 namespace evenkeel::zero3 {
@@ -85,6 +86,8 @@ class GatheredUnits {
 
   // From now on every unit's first gather is digested into `check`; null: no more.
   void UseReplicaCheck(ReplicaCheck* check) { check_ = check; }
+  // From now on `guard` verifies every shard before it is gathered; null: no more.
+  void UseShardGuard(ShardGuard* guard) { guard_ = guard; }
 
  private:
   struct State {
@@ -137,6 +140,7 @@ class GatheredUnits {
   std::vector<int> reclaim_;
   int64_t pending_bytes_ = 0;
   ReplicaCheck* check_ = nullptr;
+  ShardGuard* guard_ = nullptr;
   GatherCounts counts_;
 };
 

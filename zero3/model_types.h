@@ -58,7 +58,8 @@ struct PartitionedModelOptions {
   LossScaleOptions loss_scale;
   // Step() fails after this many steps in a row were skipped because of non-finite gradients.
   int max_skipped_in_a_row = 10;
-  // Keep a digest of every weight shard and verify it before every step: DataLoss instead of a step when it changed.
+  // Keep a digest of every weight shard after the step and verify it before the shard's next gather and before the next
+  // step: DataLoss instead of that step, on all ranks, when it changed.
   bool verify_shards = false;
   // Every so many steps, compare digests of gathered leaves, replicated weights and TP-replicated shards between ranks:
   // DataLoss instead of a step when they differ (0: never).

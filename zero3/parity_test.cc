@@ -1,8 +1,10 @@
 // Sharded runs against each other and against an unsharded computation written here, bit by bit.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/zero3/partitioned_model.h"
 #include "evenkeel/zero3/testing/toy_training.h"
@@ -59,6 +61,40 @@ TEST_P(WorldTest, PoliciesGiveTheSameBits) {
     if (GetParam() > 1) {
       EXPECT_GT(early.ranks[0].counts.prefetched, 0);
     }
+  }
+}
+
+// Three steps while each order is being recorded, three by the plan, three that leave it, each with an order of its
+// own; with an expert that nobody uses, a rank without tokens, accumulation, recomputation, and parameters on both
+// sides of the persistence threshold.
+TEST_P(WorldTest, ThreeStepsInEveryTraceState) {
+  ToyConfig config = BaseConfig(GetParam());
+  config.steps = 10;
+  config.micro_batches = 2;
+  config.recompute = true;
+  config.expert_used = [](int, int replica, int expert) { return expert != 2 && replica != 1; };
+  config.trace = [](int step) { return step < 3 ? absl::StrCat("order ", step) : std::string("order 0"); };
+  config.order = [](int step, int num_leaves) {
+    std::vector<int> order;
+    for (int l = 0; l < num_leaves; ++l) order.push_back(l);
+    if (step >= 6) std::rotate(order.begin(), order.begin() + step % num_leaves, order.end());
+    return order;
+  };
+  config.options.policy = "replicated";
+  ASSERT_OK_AND_ASSIGN(const ToyRun reference, RunToy(config));
+  for (const char* policy : {"per_parameter", "coalesced", "flat"}) {
+    config.options.policy = policy;
+    config.options.prefetch_bytes = 2000;
+    config.options.reuse_distance_bytes = 0;
+    config.options.persistent_elements = 40;
+    ASSERT_OK_AND_ASSIGN(const ToyRun run, RunToy(config));
+    ExpectSameBits(reference, run, policy);
+    const ToyRank& rank = run.ranks[0];
+    for (size_t s = 0; s < rank.steps.size(); ++s) {
+      EXPECT_EQ(rank.steps[s].trace_state, s < 3 ? TraceState::kRecording : TraceState::kComplete) << policy << s;
+    }
+    EXPECT_EQ(rank.counts.trace_changes, 4) << policy;  // in steps 6 to 9
+    EXPECT_EQ(rank.counts.peak_gathered_bytes, rank.counts.predicted_peak_gathered_bytes) << policy;
   }
 }
 

@@ -14,6 +14,7 @@
 #include "evenkeel/zero3/gradient_reducer.h"
 #include "evenkeel/zero3/policy_layouts.h"
 #include "evenkeel/zero3/replica_check.h"
+#include "evenkeel/zero3/shard_guard.h"
 #include "evenkeel/zero3/sharded_optimizer.h"
 #include "evenkeel/zero3/unit.h"
 
@@ -98,6 +99,7 @@ class PartitionedModel::Impl {
   absl::Status FlushRest();
   void PrepareReplicaCheck();
 
+  std::unique_ptr<ShardGuard> guard_;
   std::unique_ptr<ReplicaCheck> replica_check_;
   int micro_batches_ = 1;
   int check_interval_ = 0;
@@ -149,7 +151,8 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
   EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
   access = std::make_unique<StateAccess>(all, parameters, state_names, device, comm);
   for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->Initialize(options.seed, *comm));
-  optimizer->RememberShards();
+  if (options.verify_shards) guard_ = std::make_unique<ShardGuard>(all);
+  coordinator->UseShardGuard(guard_.get());
   replica_check_ = std::make_unique<ReplicaCheck>(all, groups, device, compute, comm);
   check_interval_ = options.replica_check_interval;
   PrepareReplicaCheck();
@@ -238,8 +241,10 @@ absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
   EK_RETURN_IF_ERROR(coordinator->EndPass());
   absl::Status replicas;
   if (check_due_) EK_RETURN_IF_ERROR(replica_check_->Compare(&replicas));
-  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step(log_, replicas));
+  const std::vector<std::string> changed = guard_ != nullptr ? guard_->Changed() : std::vector<std::string>();
+  EK_ASSIGN_OR_RETURN(StepResult result, optimizer->Step(log_, replicas, changed));
   log_.Forget();
+  if (guard_ != nullptr && result.stepped) guard_->Remember();
   if (result.stepped) coordinator->WeightsChanged();
   PrepareReplicaCheck();
   return result;
@@ -270,7 +275,7 @@ absl::Status PartitionedModel::Impl::StateLoaded(const StepProgress& progress) {
   EK_RETURN_IF_ERROR(coordinator->EndPass());
   coordinator->WeightsChanged();
   optimizer->set_progress(progress);
-  optimizer->RememberShards();
+  if (guard_ != nullptr) guard_->Remember();
   return absl::OkStatus();
 }
 

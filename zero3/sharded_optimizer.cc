@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/ops/optimizer.h"
@@ -87,7 +86,6 @@ ShardedOptimizer::ShardedOptimizer(std::vector<Unit*> units, const PartitionedMo
       options_(options.optimizer),
       max_gradient_norm_(options.max_gradient_norm),
       max_skipped_in_a_row_(options.max_skipped_in_a_row),
-      verify_shards_(options.verify_shards),
       groups_(groups),
       compute_(compute),
       comm_(comm),
@@ -169,11 +167,10 @@ absl::StatusOr<double> ShardedOptimizer::GlobalNorm(Sums& sums) {
   return total.Norm();
 }
 
-absl::StatusOr<StepResult> ShardedOptimizer::Step(const OrderLog& log, const absl::Status& replicas) {
+absl::StatusOr<StepResult> ShardedOptimizer::Step(const OrderLog& log, const absl::Status& replicas,
+                                                  const std::vector<std::string>& changed) {
   Sums sums;
   const int64_t non_finite = AddLocalSquares(sums);
-  std::vector<std::string> changed;
-  if (verify_shards_) EK_RETURN_IF_ERROR(FindChangedShards(changed));
   const int64_t flags =
       (non_finite > 0 ? kNonFinite : 0) | (changed.empty() ? 0 : kShardChanged) | (replicas.ok() ? 0 : kReplicasDiffer);
   EK_ASSIGN_OR_RETURN(const int64_t votes, Vote(flags, log.digest()));
@@ -196,7 +193,6 @@ absl::StatusOr<StepResult> ShardedOptimizer::Step(const OrderLog& log, const abs
   EK_RETURN_IF_ERROR(Update(result.clip_scale / result.loss_scale));
   EK_RETURN_IF_ERROR(ZeroGradients());
   EK_RETURN_IF_ERROR(comm_->Synchronize());
-  if (verify_shards_) RememberShards();
   skipped_in_a_row_ = 0;
   loss_scale_.Stepped();
   result.stepped = true;
@@ -264,23 +260,6 @@ absl::Status ShardedOptimizer::ZeroGradients() {
   for (const Unit* unit : units_) {
     const TensorView gradients = unit->Gradients(0, unit->gradient_count());
     if (gradients.num_bytes() > 0) EK_RETURN_IF_ERROR(comm_->Fill(gradients.raw(), 0, gradients.num_bytes()));
-  }
-  return absl::OkStatus();
-}
-
-void ShardedOptimizer::RememberShards() {
-  digests_.clear();
-  for (const Unit* unit : units_) {
-    const TensorView shard = unit->weight_shard();
-    digests_.push_back(Digest64(shard.raw(), static_cast<size_t>(shard.num_bytes())));
-  }
-}
-
-absl::Status ShardedOptimizer::FindChangedShards(std::vector<std::string>& names) const {
-  for (size_t u = 0; u < digests_.size(); ++u) {
-    const TensorView shard = units_[u]->weight_shard();
-    if (Digest64(shard.raw(), static_cast<size_t>(shard.num_bytes())) != digests_[u])
-      names.push_back(units_[u]->name());
   }
   return absl::OkStatus();
 }

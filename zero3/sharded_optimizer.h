@@ -39,17 +39,16 @@ class ShardedOptimizer {
 
   // Both streams are idle and every unit is reduced. Collective over all groups. On return gradients are zero.
   // Aborted after max_skipped_in_a_row skipped steps, or when the loss scale cannot fall any further; DataLoss where a
-  // rank found a shard changed since the last step. FailedPrecondition on all ranks, with the odd ranks' lists beside
-  // the common one, when the orders of gathers and reductions in `log` differ: units of equal size may have been mixed
-  // up; and when ranks scale their losses differently. `replicas`: what a comparison of replicas found on this rank;
-  // DataLoss on all ranks when it is not OK anywhere.
-  absl::StatusOr<StepResult> Step(const OrderLog& log, const absl::Status& replicas);
+  // rank found shards changed since the last step (`changed` on this one). FailedPrecondition on all ranks, with the
+  // odd ranks' lists beside the common one, when the orders of gathers and reductions in `log` differ: units of equal
+  // size may have been mixed up; and when ranks scale their losses differently. `replicas`: what a comparison of
+  // replicas found on this rank; DataLoss on all ranks when it is not OK anywhere.
+  absl::StatusOr<StepResult> Step(const OrderLog& log, const absl::Status& replicas,
+                                  const std::vector<std::string>& changed);
   absl::Status ZeroGradients();
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   StepProgress progress() const;
   void set_progress(const StepProgress& progress);
-  // Takes the shards as they are now for what is right (see verify_shards).
-  void RememberShards();
 
  private:
   struct Sums {
@@ -67,7 +66,6 @@ class ShardedOptimizer {
   absl::StatusOr<double> GlobalNorm(Sums& sums);
   absl::Status Update(double gradient_scale);
   absl::Status UpdateRun(const Unit& unit, const OptimizerRun& run, double gradient_scale);
-  absl::Status FindChangedShards(std::vector<std::string>& names) const;
   absl::Status ReportChangedShards(const std::vector<std::string>& names);
   absl::StatusOr<StepResult> Skip();
 
@@ -75,7 +73,6 @@ class ShardedOptimizer {
   OptimizerOptions options_;
   const double max_gradient_norm_;
   const int max_skipped_in_a_row_;
-  const bool verify_shards_;
   const ModelGroups groups_;
   Stream* const compute_;
   Stream* const comm_;
@@ -85,7 +82,6 @@ class ShardedOptimizer {
   int64_t step_ = 0;
   int64_t skipped_total_ = 0;
   int skipped_in_a_row_ = 0;
-  std::vector<uint64_t> digests_;
 };
 
 }  // namespace evenkeel::zero3

@@ -190,6 +190,9 @@ class ToyRunner {
 
   absl::Status OneStep(int step) {
     read_.clear();
+    if (config_.trace) EK_RETURN_IF_ERROR(model_->UseTrace(config_.trace(step)));
+    ToyStep record;
+    record.trace_state = model_->trace_state();
     const std::vector<int> order = Order(step);
     for (int micro = 0; micro < config_.micro_batches; ++micro) {
       for (int leaf : order) EK_RETURN_IF_ERROR(Forward(leaf));
@@ -199,7 +202,6 @@ class ToyRunner {
       }
     }
     EK_RETURN_IF_ERROR(compute_->Synchronize());
-    ToyStep record;
     record.activation = Digest64(read_.data(), read_.size() * sizeof(double));
     EK_ASSIGN_OR_RETURN(out_.gradients, ReadAll(TensorKind::kGradient));
     record.gradients_digest = DigestOf(out_.gradients);

@@ -54,15 +54,18 @@ struct ToyConfig {
   std::function<bool(int step, int replica, int expert)> expert_used;
   // Called on each rank before its Step; may spoil things.
   std::function<absl::Status(int step, int rank, PartitionedModel& model)> before_step;
+  // Name of the recorded order that a step belongs to. Default: one for all.
+  std::function<std::string(int step)> trace;
   // Order of leaves in the forward pass of a step. Default: as selected.
   std::function<std::vector<int>(int step, int num_leaves)> order;
 };
 
 struct ToyStep {
   StepResult result;
-  uint64_t activation = 0;        // digest of what the forward passes read
-  uint64_t gradients_digest = 0;  // of all averaged gradients, before Step
-  uint64_t weights_digest = 0;    // of all weights, after Step
+  TraceState trace_state = TraceState::kRecording;  // before the step's first fetch
+  uint64_t activation = 0;                          // digest of what the forward passes read
+  uint64_t gradients_digest = 0;                    // of all averaged gradients, before Step
+  uint64_t weights_digest = 0;                      // of all weights, after Step
 };
 
 struct ToyRank {
