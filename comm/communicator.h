@@ -31,6 +31,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +41,7 @@
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/reduce_op.h"
+#include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
@@ -109,6 +111,10 @@ class Communicator {
 
   // OK, or the first cause that broke the group. Local.
   virtual absl::Status status() const = 0;
+
+  // By group rank: how often and how long this rank waited for it, inside the limits (stragglers.h). Local.
+  // Thread-safe.
+  virtual std::vector<StragglerCount> stragglers() const = 0;
 };
 
 // One rank's place in a world of ranks: makes groups. Thread-safe.

@@ -44,6 +44,7 @@ class Impl final : public Communicator {
         transport_(std::move(transport)),
         group_digest_(GroupDigest(options_.group)),
         deadline_(options_.deadline),
+        stragglers_(options_.group.size(), options_.stragglers),
         pair_sequences_(options_.group.size(), 0) {
     EK_CHECK(transport_ != nullptr || size() == 1);
     if (options_.two_level) grid_ = NodeGrid::Create(options_.group, *options_.topology);
@@ -94,6 +95,8 @@ class Impl final : public Communicator {
     return absl::OkStatus();
   }
 
+  std::vector<StragglerCount> stragglers() const override { return stragglers_.counts(); }
+
   absl::Status status() const override {
     absl::MutexLock lock(&mutex_);
     return first_cause_;
@@ -126,8 +129,10 @@ class Impl final : public Communicator {
   ErrorContext Context(const Call& call) const { return CallContext(group(), epoch(), rank(), call); }
 
   absl::Status Issue(CallPlan plan, Stream& stream) {
-    const Call call{
-        .operation = plan.operation, .sequence = sequence_.fetch_add(1, std::memory_order_relaxed), .limit = deadline_};
+    const Call call{.operation = plan.operation,
+                    .sequence = sequence_.fetch_add(1, std::memory_order_relaxed),
+                    .limit = deadline_,
+                    .late_after = stragglers_.After(deadline_)};
     return Enqueue(std::move(plan), call, transport_.get(), stream);
   }
 
@@ -218,6 +223,7 @@ class Impl final : public Communicator {
     if (refuses) return OwnError(call, plan.bad_argument);
     EK_RETURN_IF_ERROR(agreed);
     BookControl(posting, transport);
+    if (plan.members.empty() && !agreement.late.empty()) NoteLate(call, agreement);
     if (std::optional<Disagreement> odd = Judge(plan, agreement); odd.has_value()) return DisagreementError(call, *odd);
     if (plan.needs_completion()) EK_RETURN_IF_ERROR(Complete(plan, call, agreement, transport));
     if (plan.members.empty()) options_.ledger->AddCollective(group().axis);
@@ -235,6 +241,12 @@ class Impl final : public Communicator {
     BookControl(vote, transport);
     const std::optional<Disagreement> odd = FindDisagreement(votes.fingerprints);
     return odd.has_value() ? DisagreementError(call, *odd) : absl::OkStatus();
+  }
+
+  void NoteLate(const Call& call, const Agreement& agreement) {
+    ErrorContext where = Context(call);
+    where.limit = call.limit;
+    stragglers_.Note(where, agreement.late, agreement.waited);
   }
 
   void BookControl(const Posting& posting, const Transport* transport) {
@@ -328,6 +340,7 @@ class Impl final : public Communicator {
   const uint64_t group_digest_;
   std::optional<NodeGrid> grid_;
   absl::Duration deadline_;
+  Stragglers stragglers_;
   std::atomic<int64_t> sequence_{0};  // also with two threads, so that they can be refused
   std::vector<int64_t> pair_sequences_;
   std::atomic<bool> busy_{false};

@@ -18,6 +18,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/scratch_memory.h"
+#include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/comm/transport.h"
 
@@ -36,6 +37,7 @@ class HostCommunicator {
     // equally many ranks each. Same bits, other bytes by link class. Must be equal on all ranks.
     bool two_level = false;
     ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the communicator
+    StragglerOptions stragglers = {};
   };
 
   // `transport` may be null for a group of one rank, which never uses it.

@@ -188,7 +188,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> InProcessBackend::CreateGroup(cons
                                     .topology = &world_->topology(),
                                     .deadline = world_->options().deadline,
                                     .two_level = world_->options().two_level,
-                                    .scratch = world_->options().scratch};
+                                    .scratch = world_->options().scratch,
+                                    .stragglers = world_->options().stragglers};
   std::unique_ptr<Transport> transport;
   if (group.size() == 1) {
     options.epoch = world_->NextEpoch();

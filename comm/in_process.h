@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/scratch_memory.h"
+#include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
 
 namespace evenkeel::comm {
@@ -33,6 +34,7 @@ struct InProcessOptions {
   int64_t eager_bytes = 8192;  // per rank and call
   bool two_level = false;      // see HostCommunicator::Options
   ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the world
+  StragglerOptions stragglers = {};
   // Called by each rank before every piece that it copies out of a peer's memory. For tests that make a rank stall
   // there.
   std::function<void(int world_rank)> before_copy = nullptr;

@@ -46,9 +46,12 @@ class InProcessTransport final : public Transport {
     std::copy(posting.row.begin(), posting.row.end(), posted.rows.begin() + int64_t{rank_} * 2 * size());
     shared_->PostBlocks(posting_, rank_, posting.first);
     is_posted_ = posting.first != nullptr;
+    late_.clear();
     EK_RETURN_IF_ERROR(Meet(call, "has not come"));
     agreement->fingerprints = posted.fingerprints;
     agreement->rows = posted.rows;
+    agreement->late = late_;
+    if (!late_.empty()) agreement->waited = absl::Nanoseconds(MonotonicNs() - start_ns_);
     return absl::OkStatus();
   }
 
@@ -87,7 +90,15 @@ class InProcessTransport final : public Transport {
 
   Rendezvous::Outcome SleepUntilOver(const Call& call, uint32_t phase, absl::string_view state) {
     const int64_t until_ns = start_ns_ + absl::ToInt64Nanoseconds(call.limit);
-    const Rendezvous::Outcome outcome = host_->Sleep(shared_.get(), phase, call, world_rank_, until_ns);
+    Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
+    if (call.late_after < call.limit) {
+      const int64_t late_ns = start_ns_ + absl::ToInt64Nanoseconds(call.late_after);
+      outcome = host_->Sleep(shared_.get(), phase, call, world_rank_, late_ns);
+      if (outcome == Rendezvous::Outcome::kTimeout) late_ = shared_->rendezvous().Absent(phase);
+    }
+    if (outcome == Rendezvous::Outcome::kTimeout) {
+      outcome = host_->Sleep(shared_.get(), phase, call, world_rank_, until_ns);
+    }
     if (outcome != Rendezvous::Outcome::kTimeout) return outcome;
     shared_->TimeOut(phase, state, absl::Nanoseconds(MonotonicNs() - start_ns_), call.limit);
     // It may have completed, or broken otherwise, at the last moment.
@@ -160,6 +171,7 @@ class InProcessTransport final : public Transport {
   int64_t sequence_ = -1;  // of the newest call
   int64_t start_ns_ = 0;   // when it began
   bool is_posted_ = false;
+  std::vector<int> late_;  // in the newest agreement
   std::vector<const void*> sources_;
   std::map<int, std::unique_ptr<InProcessTransport>> pairs_;
 };

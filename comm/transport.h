@@ -45,6 +45,8 @@ struct Call {
   Operation operation = Operation::kBarrier;
   int64_t sequence = 0;
   absl::Duration limit = absl::ZeroDuration();  // positive and finite
+  // Agree notes who has not come after so long.
+  absl::Duration late_after = absl::InfiniteDuration();
 };
 
 struct SendSpan {
@@ -94,6 +96,9 @@ struct Posting {
 struct Agreement {
   absl::Span<const Fingerprint> fingerprints = {};  // by group rank; unchecked bytes of the peers
   absl::Span<const int64_t> rows = {};  // size() rows of 2 * size() numbers; beyond what a rank posted: unspecified
+  // Group ranks that had not come when this rank had waited call.late_after, and how long it waited for the last.
+  absl::Span<const int> late = {};
+  absl::Duration waited = absl::ZeroDuration();
 };
 
 // One rank's end of one group (or of one pair of its ranks). Not thread-safe, except Abort.

@@ -21,30 +21,45 @@ bool Names(const ErrorContext& context, int rank) {
 
 }  // namespace
 
-void Absence::BeginCall() { call_start_ = seat_.wire().Now(); }
+void Absence::BeginCall() {
+  call_start_ = seat_.wire().Now();
+  late_.clear();
+}
 
 absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
                            absl::FunctionRef<absl::Status(Progress*)> advance,
                            absl::FunctionRef<std::vector<Missing>()> list_missing) {
   Wire& wire = seat_.wire();
   const absl::Duration limit = call_start_ + call.limit;
+  const absl::Duration late_at = call_start_ + call.late_after;
+  bool looked_who_is_late = late_at >= limit;
   absl::Duration since = wire.Now();
   int attempt = 0;  // polls since something moved
   for (int poll = 0;; ++poll, ++attempt) {
     Progress progress;
     EK_RETURN_IF_ERROR(advance(&progress));
-    if (progress.finished) return absl::OkStatus();
+    if (progress.finished) {
+      if (!late_.empty()) waited_ = wire.Now() - call_start_;
+      return absl::OkStatus();
+    }
     if (progress.moved) {
       since = wire.Now();
       attempt = 0;
     }
     if (!wire.status().ok()) return WireError(call);
     const bool too_late = poll % 16 == 15 && wire.Now() >= limit;
-    const bool look = wire.Pause({.attempt = attempt, .until = limit, .since = since, .busy_for = busy_for});
+    const absl::Duration until = looked_who_is_late ? limit : late_at;
+    const bool look = wire.Pause({.attempt = attempt, .until = until, .since = since, .busy_for = busy_for});
     if (!look && !too_late && poll % kLookEvery != kLookEvery - 1) continue;
     if (absl::Status cause = seat_.status(); !cause.ok()) return BrokenGroupError(seat_.Context(call), cause);
     seat_.mailroom().Poll();
     const std::vector<Missing> missing = list_missing();
+    if (!looked_who_is_late && wire.Now() >= late_at) {
+      looked_who_is_late = true;
+      for (const Missing& m : missing) {
+        if (m.record) late_.push_back(m.rank);
+      }
+    }
     if (wire.Now() >= limit) {
       EK_RETURN_IF_ERROR(advance(&progress));
       return progress.finished ? absl::OkStatus() : TooLate(call, list_missing());

@@ -18,6 +18,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/message/group_seat.h"
 #include "evenkeel/comm/transport.h"
 #include "evenkeel/runtime/base/error_context.h"
@@ -48,6 +49,10 @@ class Absence {
   // A call begins: its limit counts from now.
   void BeginCall();
 
+  // Who had not come when the call had waited call.late_after, and when it went on.
+  absl::Span<const int> late() const { return late_; }
+  absl::Duration waited() const { return waited_; }
+
   // Polls `advance` until it says that everything is there, or fails. `list_missing` names what is not there yet.
   // `busy_for`: for Wire::Pause; counts anew whenever something moves.
   absl::Status Wait(const Call& call, absl::Duration busy_for, absl::FunctionRef<absl::Status(Progress*)> advance,
@@ -75,6 +80,8 @@ class Absence {
 
   GroupSeat& seat_;
   absl::Duration call_start_ = absl::ZeroDuration();
+  std::vector<int> late_;
+  absl::Duration waited_ = absl::ZeroDuration();
 };
 
 }  // namespace evenkeel::comm

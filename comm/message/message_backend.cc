@@ -63,7 +63,8 @@ std::unique_ptr<Communicator> MessageBackend::MakeCommunicator(const Group& grou
                                    .topology = &options_.topology,
                                    .deadline = options_.deadline,
                                    .two_level = options_.two_level,
-                                   .scratch = options_.scratch},
+                                   .scratch = options_.scratch,
+                                   .stragglers = options_.stragglers},
                                   std::move(transport));
 }
 

@@ -24,6 +24,7 @@
 #include "evenkeel/comm/message/message_transport.h"
 #include "evenkeel/comm/message/wire.h"
 #include "evenkeel/comm/scratch_memory.h"
+#include "evenkeel/comm/stragglers.h"
 
 namespace evenkeel::comm {
 
@@ -36,6 +37,7 @@ class MessageBackend final : public Backend {
     bool two_level = false;                       // see HostCommunicator::Options
     MessageOptions message;
     ScratchMemory* scratch = ScratchMemory::Heap();
+    StragglerOptions stragglers = {};
   };
 
   // `wire` outlives the backend; options are checked by the caller.

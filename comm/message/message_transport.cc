@@ -53,6 +53,8 @@ class MessageTransport final : public Transport {
     seat_.SetInAgree(false);
     agreement->fingerprints = records_.fingerprints();
     agreement->rows = records_.rows();
+    agreement->late = absence_.late();
+    agreement->waited = absence_.waited();
     return absl::OkStatus();
   }
 

@@ -43,7 +43,8 @@ class Impl final : public MpiBackend {
             .deadline = options_.deadline,
             .two_level = options_.two_level,
             .message = MessageOptionsOf(options_),
-            .scratch = options_.scratch});
+            .scratch = options_.scratch,
+            .stragglers = options_.stragglers});
   }
 
   ~Impl() override {

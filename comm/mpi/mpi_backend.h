@@ -31,6 +31,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/scratch_memory.h"
+#include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
 
 namespace evenkeel::comm {
@@ -45,6 +46,7 @@ struct MpiOptions {
   uint64_t build = 0;                                 // compared at the start; 0: of the running program
   bool catch_sigterm = true;
   ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the backend; not compared
+  StragglerOptions stragglers = {};                // not compared
 
   int64_t eager_bytes = 2048;                     // payload to one peer up to this goes with the fingerprint
   int64_t piece_bytes = 4 << 20;                  // the most bytes of one MPI message, below 2^31

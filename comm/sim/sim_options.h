@@ -11,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "evenkeel/comm/scratch_memory.h"
+#include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
 
 namespace evenkeel::comm {
@@ -58,7 +59,8 @@ struct SimOptions {
   // a record or payload. Default: by the seed.
   std::function<int(int n)> choose = nullptr;
   bool choose_at_sends = true;
-  ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the world
+  ScratchMemory* scratch = ScratchMemory::Heap();                           // outlives the world
+  StragglerOptions stragglers = {.report = [](const StragglerReport&) {}};  // counted, not printed
 };
 
 }  // namespace evenkeel::comm

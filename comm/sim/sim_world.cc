@@ -100,7 +100,8 @@ class World final : public SimWorld {
                                                            .message = {.eager_bytes = options.eager_bytes,
                                                                        .piece_bytes = options.piece_bytes,
                                                                        .payload_digest = options.payload_digest},
-                                                           .scratch = options.scratch});
+                                                           .scratch = options.scratch,
+                                                           .stragglers = options.stragglers});
     }
   }
 

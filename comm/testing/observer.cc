@@ -1,6 +1,7 @@
 #include "evenkeel/comm/testing/observer.h"
 
 #include <utility>
+#include <vector>
 
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -17,6 +18,7 @@ class ObservedCommunicator final : public Communicator {
   int64_t epoch() const override { return inner_->epoch(); }
   absl::Status SetDeadline(absl::Duration deadline) override { return inner_->SetDeadline(deadline); }
   absl::Status status() const override { return inner_->status(); }
+  std::vector<StragglerCount> stragglers() const override { return inner_->stragglers(); }
 
   absl::Status AllReduce(ConstTensorView send, TensorView recv, ReduceOp op, Stream& stream) override {
     CallInfo info = Exchange(Operation::kAllReduce, send, recv);
