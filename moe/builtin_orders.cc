@@ -199,6 +199,9 @@ absl::StatusOr<Order> FindOrder(absl::string_view name) {
   } else if (absl::ConsumePrefix(&inner, "two_level(") && absl::ConsumeSuffix(&inner, ")")) {
     EK_ASSIGN_OR_RETURN(const Order plain, FindOrder(inner));
     EK_ASSIGN_OR_RETURN(order, InTwoLevels(plain));
+  } else if (absl::ConsumePrefix(&inner, "per_node(") && absl::ConsumeSuffix(&inner, ")")) {
+    EK_ASSIGN_OR_RETURN(const Order plain, FindOrder(inner));
+    EK_ASSIGN_OR_RETURN(order, OncePerNode(plain));
   } else {
     EK_ASSIGN_OR_RETURN(Registered entry, Registry::Get().Find(name));
     return std::move(entry.order);

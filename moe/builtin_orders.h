@@ -19,7 +19,8 @@
 namespace evenkeel::moe {
 
 // The order of that name, a registered one or made from one (order_rewrites.h): "overlapped(x)" is order x in 2 chunks,
-// "overlapped(x:4)" in 4, "two_level(x)" is x with exchanges in two levels; x may itself be such a name.
+// "overlapped(x:4)" in 4, "two_level(x)" is x with exchanges in two levels, "per_node(x)" x with one row per token and
+// node between nodes; x may itself be such a name.
 // NotFound listing what is linked; InvalidArgument for what cannot be made of x.
 absl::StatusOr<Order> FindOrder(absl::string_view name);
 

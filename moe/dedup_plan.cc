@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -222,6 +223,74 @@ absl::StatusOr<DedupSendPlan> BuildDedupSendPlan(const RoutingDecision& decision
       plan.route_of_record.insert(plan.route_of_record.end(), lane.routes(to).begin(), lane.routes(to).end());
     }
     plan.record_ints_to.push_back(static_cast<int64_t>(plan.records.size() - before));
+  }
+  return plan;
+}
+
+NodeSendPlan BuildNodeSendPlan(const DedupSendPlan& send, int per_node) {
+  const int nodes = static_cast<int>(send.rows_to.size()) / per_node, ints = MaskInts(per_node);
+  NodeSendPlan plan;
+  plan.rows_of_token = EmptyLists(send.own.size(), std::min<int64_t>(send.rows_of_token.width, nodes));
+  plan.rows_of_token.end_key = nodes;
+  int64_t row = 0;  // of send
+  for (int node = 0; node < nodes; ++node) {
+    std::map<int32_t, std::vector<int32_t>> masks;  // by token
+    for (int local = 0; local < per_node; ++local) {
+      for (int64_t n = 0; n < send.rows_to[node * per_node + local]; ++n, ++row) {
+        std::vector<int32_t>& mask = masks[send.token_of_row[row]];
+        mask.resize(ints, 0);
+        mask[local / 32] |= static_cast<int32_t>(uint32_t{1} << (local % 32));
+      }
+    }
+    for (const auto& [token, mask] : masks) {
+      AddRow(token, static_cast<int32_t>(plan.token_of_row.size()), node, &plan.rows_of_token);
+      plan.token_of_row.push_back(token);
+      plan.masks.insert(plan.masks.end(), mask.begin(), mask.end());
+    }
+    plan.rows_to.push_back(static_cast<int64_t>(masks.size()));
+  }
+  return plan;
+}
+
+absl::StatusOr<NodeMiddlePlan> BuildNodeMiddlePlan(int per_node, absl::Span<const int64_t> rows_from,
+                                                   absl::Span<const int32_t> masks) {
+  const int ints = MaskInts(per_node);
+  int64_t arrivals = 0;
+  for (size_t node = 0; node < rows_from.size(); ++node) {
+    if (rows_from[node] < 0 || (arrivals += rows_from[node]) > std::numeric_limits<int32_t>::max()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the peer in node ", node, " announces ", rows_from[node], " rows"));
+    }
+  }
+  if (arrivals * ints != static_cast<int64_t>(masks.size())) {
+    return absl::FailedPreconditionError(absl::StrCat(arrivals, " rows are announced, ", masks.size(), " masks came"));
+  }
+  const auto is_for = [&](int64_t arrival, int local) {
+    return (static_cast<uint32_t>(masks[arrival * ints + local / 32]) >> (local % 32) & 1) != 0;
+  };
+  NodeMiddlePlan plan;
+  plan.rows_from.assign(rows_from.begin(), rows_from.end());
+  plan.rows_of_arrival = EmptyLists(arrivals, per_node);
+  plan.rows_of_arrival.end_key = per_node;
+  int64_t first = 0;
+  for (size_t node = 0; node < rows_from.size(); ++node) {
+    for (int64_t arrival = first; arrival < first + rows_from[node]; ++arrival) {
+      bool some = false, beyond = false;
+      for (int local = 0; local < ints * 32; ++local) (local < per_node ? some : beyond) |= is_for(arrival, local);
+      if (some && !beyond) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("row ", arrival - first, " of the peer in node ", node, " is for no rank here"));
+    }
+    for (int local = 0; local < per_node; ++local) {
+      const size_t before = plan.arrival_of_row.size();
+      for (int64_t arrival = first; arrival < first + rows_from[node]; ++arrival) {
+        if (!is_for(arrival, local)) continue;
+        AddRow(arrival, static_cast<int32_t>(plan.arrival_of_row.size()), local, &plan.rows_of_arrival);
+        plan.arrival_of_row.push_back(static_cast<int32_t>(arrival));
+      }
+      plan.passed_on.push_back(static_cast<int64_t>(plan.arrival_of_row.size() - before));
+    }
+    first += rows_from[node];
   }
   return plan;
 }

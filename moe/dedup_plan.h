@@ -57,6 +57,30 @@ struct DedupSendPlan {
   int64_t num_rows() const { return static_cast<int64_t>(token_of_row.size()); }
 };
 
+// The same rows where a token goes once to each node that needs it: one row per (token, node). Each says by bits for
+// which ranks of the node it is. A value.
+struct NodeSendPlan {
+  std::vector<int32_t> token_of_row;  // [rows] as in DedupSendPlan, in order (node, token)
+  RowLists rows_of_token;             // [own tokens], keys are nodes
+  std::vector<int64_t> rows_to;       // [N]
+  std::vector<int32_t> masks;         // [rows, MaskInts(L)]
+};
+// L must divide the destinations of `send`.
+NodeSendPlan BuildNodeSendPlan(const DedupSendPlan& send, int per_node);
+
+// What a rank passes on: rows of peers to the ranks of its node, and their sums back. A value.
+struct NodeMiddlePlan {
+  std::vector<int64_t> rows_from;  // [N]
+  std::vector<int32_t>
+      arrival_of_row;              // for each row to be passed on, by (node of the source, local index), its arrival
+  RowLists rows_of_arrival;        // keys are local indices
+  std::vector<int64_t> passed_on;  // [N, L]
+};
+// `rows_from`: rows that each peer sends; masks: theirs. FailedPrecondition naming the node and row for masks that do
+// not fit.
+absl::StatusOr<NodeMiddlePlan> BuildNodeMiddlePlan(int per_node, absl::Span<const int64_t> rows_from,
+                                                   absl::Span<const int32_t> masks);
+
 // `tells_all_lanes`: see `header`. InvalidArgument when E does not divide e, the lane is out of range, or the decision
 // has extents that do not fit together.
 absl::StatusOr<DedupSendPlan> BuildDedupSendPlan(const RoutingDecision& decision, const RaggedSender& sender,

@@ -127,5 +127,39 @@ TEST(TreeSumTest, RefusesListsThatDoNotFit) {
   }
 }
 
+// A token goes once to a node, with bits for the ranks there; the node's rank hands it on and adds up what comes back.
+TEST(NodePlanTest, OneRowPerTokenAndNode) {
+  // Two nodes of two ranks; token 0 goes to ranks 0, 2 and 3, token 1 to 3, token 2 nowhere.
+  DedupSendPlan send;
+  send.own = {0, 3};
+  send.rows_of_token.width = 3;
+  send.token_of_row = {0, 0, 0, 1};
+  send.rows_to = {1, 0, 1, 2};
+  const NodeSendPlan plan = BuildNodeSendPlan(send, 2);
+  EXPECT_THAT(plan.token_of_row, ElementsAre(0, 0, 1));
+  EXPECT_THAT(plan.rows_to, ElementsAre(1, 2));
+  EXPECT_THAT(plan.masks, ElementsAre(1, 3, 2));
+  EXPECT_THAT(plan.rows_of_token.rows, ElementsAre(0, 1, 2, -1, -1, -1));
+  EXPECT_THAT(plan.rows_of_token.keys, ElementsAre(0, 1, 1, 0, 0, 0));
+  // The second node gets both rows from here, and one for its first rank from itself.
+  ASSERT_OK_AND_ASSIGN(const NodeMiddlePlan middle, BuildNodeMiddlePlan(2, {2, 1}, {3, 2, 1}));
+  EXPECT_THAT(middle.passed_on, ElementsAre(1, 2, 1, 0));
+  EXPECT_THAT(middle.arrival_of_row, ElementsAre(0, 0, 1, 2));
+  EXPECT_THAT(middle.rows_of_arrival.rows, ElementsAre(0, 1, 2, -1, 3, -1));
+  EXPECT_THAT(middle.rows_of_arrival.keys, ElementsAre(0, 1, 1, 0, 0, 0));
+}
+
+TEST(NodePlanTest, RefusesMasksThatDoNotFit) {
+  constexpr absl::StatusCode kDisagree = absl::StatusCode::kFailedPrecondition;
+  EXPECT_THAT(BuildNodeMiddlePlan(2, {1, 1}, {1}), StatusIs(kDisagree, HasSubstr("2 rows are announced, 1 masks")));
+  EXPECT_THAT(BuildNodeMiddlePlan(2, {-1, 1}, {}), StatusIs(kDisagree, HasSubstr("announces -1 rows")));
+  EXPECT_THAT(BuildNodeMiddlePlan(2, {0, 2}, {1, 0}), StatusIs(kDisagree, HasSubstr("row 1 of the peer in node 1")));
+  EXPECT_THAT(BuildNodeMiddlePlan(2, {1, 0}, {5}), StatusIs(kDisagree, HasSubstr("row 0 of the peer in node 0")));
+  // More ranks than one word has bits.
+  ASSERT_OK_AND_ASSIGN(const NodeMiddlePlan wide, BuildNodeMiddlePlan(33, {1}, {1, 1}));
+  EXPECT_THAT(wide.arrival_of_row, ElementsAre(0, 0));
+  EXPECT_EQ(wide.passed_on[32], 1);
+}
+
 }  // namespace
 }  // namespace evenkeel::moe

@@ -6,7 +6,7 @@ namespace evenkeel::moe {
 
 bool TypedOrder::is_ragged() const {
   for (const TypedStep& step : forward) {
-    if (step.after.form == Dim::kRows || step.after.form == Dim::kDestinations) return true;
+    if (step.after.form >= Dim::kRows && step.after.form <= Dim::kNodeSums) return true;
   }
   return false;
 }
@@ -14,6 +14,13 @@ bool TypedOrder::is_ragged() const {
 bool TypedOrder::is_deduplicated() const {
   for (const TypedStep& step : forward) {
     if (step.step.kind == StepKind::kFold) return true;
+  }
+  return false;
+}
+
+bool TypedOrder::sends_once_per_node() const {
+  for (const TypedStep& step : forward) {
+    if (step.after.form == Dim::kNodes) return true;
   }
   return false;
 }
@@ -79,6 +86,8 @@ absl::string_view DimName(Dim dim) {
       return "experts";
     case Dim::kNodes:
       return "nodes";
+    case Dim::kNodeSums:
+      return "node_sums";
   }
   return "?";
 }

@@ -27,10 +27,21 @@ namespace evenkeel::moe {
 
 enum class Placement : uint8_t { kUnset, kInvariant, kReplicated, kVarying, kPartial };
 
-// What is sliced, gathered or filled. kSources, kExperts and kNodes occur only in types, never in a step. On EP they
-// say where rows are: V(sources) where they came from, V(experts) at the rank of their expert, V(nodes) half way: on
-// the node of that rank, at the rank with the local index of their source.
-enum class Dim : uint8_t { kUnset, kTokens, kSlots, kRows, kDestinations, kSums, kSources, kExperts, kNodes };
+// What is sliced, gathered or filled; the first of them are forms that rows can have. kSources and kExperts occur only
+// in types, never in a step. On EP a dim says where rows are: V(sources) where they came from, V(experts) at the rank
+// of their expert, V(nodes) half way: on the node of that rank, at the rank with the local index of their source.
+enum class Dim : uint8_t {
+  kUnset,
+  kTokens,
+  kSlots,
+  kRows,
+  kDestinations,
+  kSums,
+  kNodes,
+  kNodeSums,
+  kSources,
+  kExperts,
+};
 
 // How a value lies on one axis. `dim` says along what a kVarying value is sliced. On the other placements it is set
 // only where ragged rows of all lanes lie together, lane by lane, after a gather: "R(rows)".
@@ -42,7 +53,7 @@ struct AxisType {
 
 // What the rows of a value are, and how they lie on the two axes.
 struct ValueType {
-  Dim form = Dim::kTokens;  // kTokens, kSlots, kRows, kDestinations or kSums
+  Dim form = Dim::kTokens;  // kTokens to kNodeSums
   AxisType tp;
   AxisType ep = {Placement::kVarying, Dim::kSources};
   friend bool operator==(const ValueType&, const ValueType&) = default;
@@ -115,6 +126,8 @@ struct TypedOrder {
   bool is_ragged() const;
   // True when tokens travel once per destination and are folded there.
   bool is_deduplicated() const;
+  // True when they travel once per node that has one, and are passed on there.
+  bool sends_once_per_node() const;
   // True when some exchange goes level by level, so that the layer needs a group for each.
   bool has_levels() const;
   // The TP type of the rows that are multiplied by the route weights, in combine or in fold: that of the weights'

@@ -83,6 +83,12 @@ void AddControl(const TypedOrder& order, const OrderSizes& sizes, const OrderRow
       // Each peer is told how many rows it is to pass on to each rank of its node.
       traffic->control_ep.bytes += int64_t{8} * order.order.chunks * (sizes.ep - sizes.per_node());
       ++traffic->control_ep.collectives;
+      if (order.sends_once_per_node()) {
+        // How many rows, and for each the ranks of the node that it is for, as bits.
+        traffic->control_ep.bytes +=
+            int64_t{8} * (sizes.num_nodes() - 1) + rows.Flow(Dim::kNodes).sent_far * MaskInts(sizes.per_node()) * 4;
+        traffic->control_ep.collectives += 2;
+      }
     }
   }
   const AxisType weighted = order.weighted_rows();

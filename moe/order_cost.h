@@ -10,9 +10,9 @@
 // b bytes per element; R rows that arrive at this rank's experts (after a gather over TP); D rows, one per (token of
 // this rank, distinct remote destination), G those that lie at this rank's experts after a gather; w bytes of an
 // element of a partial sum: 4 where b is 2, else b. Where exchanges go by level: N nodes with L of the EP group's ranks
-// each; Dn the rows of D that go to other nodes, Dl those that go on to another rank inside a node. all_reduce counts
-// as reduce_scatter plus all_gather, 2(T-1)/T of the buffer; an exchange keeps 1/E at home. A group of one moves
-// nothing.
+// each; M rows, one per (own token, distinct remote node); Dn the rows of D that go to other nodes, Dl those that go on
+// to another rank inside a node. all_reduce counts as reduce_scatter plus all_gather, 2(T-1)/T of the buffer; an
+// exchange keeps 1/E at home. A group of one moves nothing.
 #ifndef EVENKEEL_MOE_ORDER_COST_H_
 #define EVENKEEL_MOE_ORDER_COST_H_
 

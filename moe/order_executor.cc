@@ -154,7 +154,10 @@ absl::Status OrderExecutor::RunAction(const Action& action) {
     case ActionKind::kRegroup:
       return Regroup(action);
     case ActionKind::kExpand:
+    case ActionKind::kSpread:
       return Expand(action);
+    case ActionKind::kCollect:
+      return TreeSumRows(Read(action.in), in_.maps->node_middle.rows_of_arrival, Write(action.out), stream_);
     case ActionKind::kExpandTransposed:
       return TreeSumRows(Read(action.in), in_.maps->dedup_receive.expert_rows_unweighted, Write(action.out), stream_);
     case ActionKind::kFold:
@@ -189,7 +192,7 @@ absl::Status OrderExecutor::Dispatch(const Action& action) {
 absl::Status OrderExecutor::DispatchTransposed(const Action& action) {
   const RowsRef& rows = action.in;
   if (in_.maps->deduplicated) {
-    return TreeSumRows(Read(rows), in_.maps->dedup_send.rows_of_token, Write(action.out), stream_);
+    return TreeSumRows(Read(rows), in_.maps->RowsOfToken(), Write(action.out), stream_);
   }
   if (in_.experts.canonical()) return SumOverExperts(action, rows, /*weighted=*/false);
   const ConstTensorView routes = IndexView(
@@ -208,7 +211,7 @@ std::pair<int64_t, int64_t> OrderExecutor::RouteWindow(const ValueType& rows) co
 absl::Status OrderExecutor::Combine(const Action& action) {
   const RowsRef& rows = action.in;
   if (in_.maps->deduplicated) {
-    return TreeSumRows(Read(rows), in_.maps->dedup_send.rows_of_token, Write(action.out), stream_);
+    return TreeSumRows(Read(rows), in_.maps->RowsOfToken(), Write(action.out), stream_);
   }
   if (in_.experts.canonical()) return SumOverExperts(action, rows, /*weighted=*/true);
   const int64_t k = in_.maps->sizes.top_k;
@@ -263,8 +266,10 @@ absl::Status OrderExecutor::Regroup(const Action& action) {
 }
 
 absl::Status OrderExecutor::Expand(const Action& action) {
+  const bool half_way = action.kind == ActionKind::kSpread;
   const ConstTensorView index = IndexView(
-      "expand", action.out.type, {}, {}, [&] { return in_.maps->dedup_receive.arrival_of_expert_row; },
+      half_way ? "spread" : "expand", action.out.type, {}, {},
+      [&] { return half_way ? in_.maps->node_middle.arrival_of_row : in_.maps->dedup_receive.arrival_of_expert_row; },
       Shape({action.out.rows}));
   return GatherRows(Read(action.in), index, Write(action.out), stream_);
 }

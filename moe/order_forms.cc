@@ -17,8 +17,19 @@ bool AtExperts(const ValueType& type) { return type.ep.dim == Dim::kExperts; }
 // Terms of a closed form. Each is count * factor / (T when divided) * unit; the factor is (x-1)/x
 // of the group that the step spans: x is T, E, N or L.
 // kSums and kGatheredSums count the wide rows of partial sums.
-enum Unit { kV, kArrivedRows, kTokenRows, kRoutedRows, kDestinationRows, kSums, kGathered, kGatheredSums };
-constexpr int kNumUnits = 8;
+enum Unit {
+  kV,
+  kArrivedRows,
+  kTokenRows,
+  kRoutedRows,
+  kDestinationRows,
+  kSums,
+  kGathered,
+  kGatheredSums,
+  kNodeRows,
+  kNodeSumRows
+};
+constexpr int kNumUnits = 10;
 constexpr char kSpans[] = {'T', 'E', 'N', 'L'};
 constexpr int kNumSpans = 4;
 struct Terms {
@@ -39,6 +50,9 @@ char SpanOf(const Step& step) {
 Unit UnitOf(const ValueType& type, bool backward) {
   if (type.form == Dim::kSlots) return kV;
   if (type.form == Dim::kTokens) return kTokenRows;
+  if (type.form == Dim::kNodes || type.form == Dim::kNodeSums) {
+    return (type.form == Dim::kNodeSums) != backward ? kNodeSumRows : kNodeRows;
+  }
   if (type.form != Dim::kRows) {
     const bool sums = (type.form == Dim::kSums) != backward;
     if (AtExperts(type) && !IsVarying(type.tp)) return sums ? kGatheredSums : kGathered;
@@ -64,6 +78,10 @@ void AddTerms(const TypedStep& typed, bool sliced_rows, bool backward, Terms* te
       ++terms->at(span, kV, IsVarying(typed.before.tp) ? 1 : 0);
       break;
     case StepKind::kAllToAllV: {
+      if (unit == kNodeRows || unit == kNodeSumRows) {
+        ++terms->at(span, unit, sliced_rows ? 1 : 0);
+        break;
+      }
       const bool by_destination = unit != kRoutedRows && unit != kArrivedRows;
       const bool sums = unit == kSums || unit == kGatheredSums;
       ++terms->at(span, by_destination ? (sums ? kSums : kDestinationRows) : kRoutedRows, sliced_rows ? 1 : 0);
@@ -98,6 +116,8 @@ void AppendSpan(Terms& terms, char span, std::vector<std::string>* parts) {
     const char* rows = span == 'N' ? "Dn" : span == 'L' ? "Dl" : "D";
     append_whole(kDestinationRows, absl::StrCat(rows, " h b"));
     append_whole(kSums, absl::StrCat(rows, " h w"));
+    append_whole(kNodeRows, "M h b");
+    append_whole(kNodeSumRows, "M h w");
     append(kGathered, "G h b");
     append(kGatheredSums, "G h w");
     if (count(kArrivedRows) > 0 && count(kTokenRows) > 0) {

@@ -94,6 +94,10 @@ void CheckRecords(FuzzInput& input) {
   for (int64_t i = 0; i < sources * receiver.tp_size * 2; ++i) header.push_back(input.Between(-1, 4));
   std::vector<int32_t> records;
   while (input.remaining() > 0) records.push_back(static_cast<int32_t>(input.Between(-1, 3)));
+  std::vector<int64_t> rows_from;
+  for (int64_t i = 0; i < sources; ++i) rows_from.push_back(header[i]);
+  const absl::StatusOr<NodeMiddlePlan> middle = BuildNodeMiddlePlan(receiver.local_experts, rows_from, records);
+  if (middle.ok()) EK_CHECK(middle->rows_of_arrival.outputs() == static_cast<int64_t>(records.size()));
   const absl::StatusOr<DedupReceivePlan> plan = BuildDedupReceivePlan(receiver, 0, header, records);
   if (plan.ok()) EK_CHECK(plan->num_expert_rows() * kRecordInts == static_cast<int64_t>(records.size()));
 }

@@ -1,5 +1,6 @@
 // Exchanges in two levels: the bits of the order they were made from, fewer messages between nodes, the predicted bytes
 // on each class of links; and orders on groups of one.
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/exchange_bound.h"
 #include "evenkeel/moe/exchange_levels.h"
 #include "evenkeel/moe/order_parser.h"
 #include "evenkeel/moe/order_rewrites.h"
@@ -129,6 +131,75 @@ TEST_P(LevelsTest, RaggedOrdersSendTheSameRowsBetweenNodes) {
   }
 }
 
+// One row per (token, node) between nodes, out and back: the least that any order sends there.
+TEST_P(LevelsTest, PerNodeIsAtTheBoundBetweenNodes) {
+  const Nodes nodes = std::get<0>(GetParam());
+  for (bool whole : {false, true}) {
+    for (double factor : {0.6, 2.0}) {
+      LayerCase c = Case(whole);
+      c.capacity_factor = factor;
+      const LayerRun dedup = RunOrder(c, "dedup"), run = RunOrder(c, "per_node(dedup)");
+      const std::string what = Name(c, "per_node(dedup)");
+      // Sums over a node's ranks are nodes of the tree over all where they are a power of two.
+      if (nodes.per_node != 3) ExpectBitwiseEqual(dedup, run, what);
+      ExpectLikeDense(c, run, what);
+      ExpectLanesAgree(run, what);
+      ExpectCounts(run, what);
+      if (whole) continue;
+      int64_t bytes = 0, bound = 0;
+      for (const RankRun& rank : run.ranks) {
+        bytes += Sent(rank.forward, comm::LinkClass::kInterNode).bytes_sent;
+        if (rank.lane != 0) continue;
+        ExchangePlaces places = {.ep_rank = rank.ep_rank, .node_of_rank = {}, .home_ranks = {}};
+        for (int r = 0; r < c.ep; ++r) places.node_of_rank.push_back(r / nodes.per_node);
+        ASSERT_OK_AND_ASSIGN(const ExchangeBound rows, BoundExchange(rank.decision, places));
+        bound += 2 * rows.inter_node_rows;
+      }
+      EXPECT_EQ(bytes, bound * c.hidden * SizeOf(c.dtype)) << what;
+    }
+  }
+}
+
+// Routing that no average describes: all to one expert, and every token to all of one node.
+TEST(PerNodeTest, IsAtTheBoundBetweenNodesForAnyRouting) {
+  for (int kind = 0; kind < 3; ++kind) {
+    LayerCase c = {.tp = 2, .ep = 4, .experts = 8, .top_k = 4, .tokens = 9, .dtype = DType::kF32};
+    c.ranks_per_node = 4;
+    c.mode = CapacityMode::kNoDrop;
+    if (kind == 1) c.favourite_expert = 6;
+    std::vector<RoutingDecision> forced(c.ep);
+    if (kind == 2) {
+      for (int replica = 0; replica < c.ep; ++replica) {
+        RoutingDecision& d = forced[replica];
+        d = RunOrder(c, "token_sliced").ranks[replica * c.tp].decision;
+        // Experts 4 to 7 are on the second node, two on each of its ranks.
+        std::fill(d.kept.begin(), d.kept.end(), 0);
+        for (int64_t r = 0; r < d.num_routes(); ++r) {
+          d.expert[r] = 4 + static_cast<int32_t>(r % 4);
+          d.slot[r] = static_cast<int32_t>(d.kept[d.expert[r]]++);
+        }
+        d.assigned = d.kept;
+        d.capacity = 10;
+      }
+      c.replay = [&](int replica) { return &forced[replica]; };
+    }
+    const LayerRun run = RunOrder(c, "per_node(dedup)");
+    ExpectBitwiseEqual(RunOrder(c, "dedup"), run, absl::StrCat("kind ", kind));
+    ExpectCounts(run, absl::StrCat("kind ", kind));
+    int64_t bytes = 0, bound = 0;
+    for (const RankRun& rank : run.ranks) {
+      bytes += Sent(rank.forward, comm::LinkClass::kInterNode).bytes_sent;
+      if (rank.lane != 0) continue;
+      ASSERT_OK_AND_ASSIGN(
+          const ExchangeBound rows,
+          BoundExchange(rank.decision, {.ep_rank = rank.ep_rank, .node_of_rank = {0, 0, 1, 1}, .home_ranks = {}}));
+      bound += 2 * rows.inter_node_rows;
+    }
+    EXPECT_EQ(bytes, bound * c.hidden * SizeOf(c.dtype)) << kind;
+    EXPECT_GT(bytes, 0);
+  }
+}
+
 TEST_P(LevelsTest, GoWithChunksWorkerStreamsAndOtherDtypes) {
   LayerCase c = Case(false);
   c.experts = 3 * c.ep;
@@ -152,7 +223,7 @@ TEST_P(LevelsTest, GoWithChunksWorkerStreamsAndOtherDtypes) {
 
 // The same code on the simulated network, which runs its ranks in another order for each seed.
 TEST(LevelsOnSimulatedRanksTest, HaveTheBitsOfThreads) {
-  for (const char* order : {"two_level(fused)", "two_level(token_sliced)", "two_level(dedup)"}) {
+  for (const char* order : {"two_level(fused)", "two_level(token_sliced)", "two_level(dedup)", "per_node(dedup)"}) {
     for (uint64_t seed : {1, 2, 3}) {
       LayerCase c = {.tp = 2, .ep = 4, .experts = 8, .top_k = 2, .tokens = 5, .dtype = DType::kF32};
       c.ranks_per_node = 4;
@@ -179,6 +250,17 @@ TEST(LevelsWithFewRowsTest, LikeTheOrder) {
     ExpectBitwiseEqual(RunOrder(c, order), RunOrder(c, TwoLevel(order)), "one expert for all");
     c.tokens_of = [](int) { return 0; };
     ExpectBitwiseEqual(RunOrder(c, order), RunOrder(c, TwoLevel(order)), "nothing");
+  }
+  c.tokens_of = [](int replica) { return replica % 2 == 0 ? 0 : 3; };
+  for (int favourite : {-1, 5}) {
+    c.favourite_expert = favourite;
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      c.dtype = dtype;
+      ExpectBitwiseEqual(RunOrder(c, "dedup"), RunOrder(c, "per_node(dedup)"), "per node");
+      c.worker_stream = true;
+      ExpectBitwiseEqual(RunOrder(c, "dedup"), RunOrder(c, "per_node(dedup)"), "per node on worker streams");
+      c.worker_stream = false;
+    }
   }
 }
 
@@ -208,6 +290,7 @@ TEST(LevelsWithSlicedTokensTest, LikeTheOrder) {
 // E = 1 and T = 1: not a byte and not a call, whatever the order, on the payload's groups and on those beside them.
 TEST(GroupsOfOneTest, SendNothingInAnyOrder) {
   std::vector<std::string> orders = OrderNames();
+  orders.push_back("per_node(dedup)");
   for (const std::string& name : OrderNames()) {
     orders.push_back(TwoLevel(name));
     if (name != "dedup") orders.push_back(absl::StrCat("overlapped(", name, ":3)"));

@@ -81,7 +81,8 @@ StepProto::Kind KindToProto(StepKind kind) {
 // Both enums list the same values in the same order, from "unset" on.
 Dim DimFromProto(DimProto dim) { return static_cast<Dim>(static_cast<int>(dim)); }
 Placement PlacementFromProto(PlacementProto placement) { return static_cast<Placement>(static_cast<int>(placement)); }
-static_assert(static_cast<int>(Dim::kSums) == SUMS && static_cast<int>(Dim::kTokens) == TOKENS);
+static_assert(static_cast<int>(Dim::kSums) == SUMS && static_cast<int>(Dim::kNodeSums) == NODE_SUMS &&
+              static_cast<int>(Dim::kTokens) == TOKENS);
 static_assert(static_cast<int>(Level::kPeers) == PEERS && static_cast<int>(Level::kNode) == NODE);
 static_assert(static_cast<int>(Placement::kPartial) == PARTIAL && static_cast<int>(Placement::kInvariant) == INVARIANT);
 
@@ -240,7 +241,7 @@ std::string FormatOrder(const Order& order) {
     StepProto proto;
     proto.set_kind(KindToProto(step.kind));
     if (fields.axis) proto.set_axis(step.axis == comm::Axis::kEp ? EP : TP);
-    if (fields.dim && step.dim <= Dim::kSums) proto.set_dim(static_cast<DimProto>(static_cast<int>(step.dim)));
+    if (fields.dim && step.dim <= Dim::kNodeSums) proto.set_dim(static_cast<DimProto>(static_cast<int>(step.dim)));
     const bool addends = step.kind == StepKind::kCombine && step.to == Placement::kPartial;
     if (fields.to || addends) proto.set_to(static_cast<PlacementProto>(static_cast<int>(step.to)));
     if (step.level != Level::kAll) proto.set_level(static_cast<LevelProto>(static_cast<int>(step.level)));

@@ -1,5 +1,6 @@
 #include "evenkeel/moe/order_rewrites.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,33 @@ absl::StatusOr<Order> InTwoLevels(const Order& order) {
   }
   EK_RETURN_IF_ERROR(CheckOrder(split).status());
   return split;
+}
+
+absl::StatusOr<Order> OncePerNode(const Order& order) {
+  EK_ASSIGN_OR_RETURN(const Order by_level, InTwoLevels(order));
+  Order once = order;
+  once.note = absl::StrCat(order.name, " with a row per token and node between nodes, expanded and summed half way");
+  once.steps.clear();
+  bool dispatched = false;
+  for (Step step : by_level.steps) {
+    if (step.kind == StepKind::kDispatch && step.dim == Dim::kDestinations) {
+      step.dim = Dim::kNodes;
+      dispatched = true;
+    }
+    Step map = {.kind = StepKind::kFold, .when = step.when, .line = step.line};
+    const bool outward = std::none_of(once.steps.begin(), once.steps.end(),
+                                      [](const Step& before) { return before.kind == StepKind::kExperts; });
+    if (step.level == Level::kPeers && !outward) once.steps.push_back(map);
+    once.steps.push_back(step);
+    map.kind = StepKind::kExpand;
+    if (step.level == Level::kPeers && outward) once.steps.push_back(map);
+  }
+  if (!dispatched) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("order '", order.name, "' does not dispatch destinations, so none share a row"));
+  }
+  EK_RETURN_IF_ERROR(CheckOrder(once).status());
+  return once;
 }
 
 }  // namespace evenkeel::moe

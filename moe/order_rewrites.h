@@ -18,6 +18,12 @@ absl::StatusOr<Order> InChunks(Order order, int chunks);
 // round. InvalidArgument when the order is ill-typed, has no exchange, or exchanges by level already.
 absl::StatusOr<Order> InTwoLevels(const Order& order);
 
+// `order`, which sends a row per (token, destination), with one row per (token, node) between nodes: it is expanded to
+// destinations half way, and their sums are added up there on the way back. Where nodes have a power of two of the EP
+// group's ranks, sums follow the same tree, so the bits are those of `order`. InvalidArgument as InTwoLevels, and for
+// an order that sends other rows.
+absl::StatusOr<Order> OncePerNode(const Order& order);
+
 }  // namespace evenkeel::moe
 
 #endif  // EVENKEEL_MOE_ORDER_REWRITES_H_

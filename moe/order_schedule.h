@@ -47,6 +47,8 @@ enum class ActionKind : uint8_t {
   kRegroup,             // blocks [node][local index] to [local index][node], and back
   kExpand,              // one row per destination -> one per route
   kExpandTransposed,    // and back, summed
+  kSpread,              // half way: one row per node -> one per destination in it; the backward of kCollect
+  kCollect,             // and back, summed
   kFold,                // one row per route -> one per destination, weighted and summed
   kFoldTransposed,
   kExperts,

@@ -40,6 +40,16 @@ RaggedRows ShareOf(const RaggedRows& rows, const ExpertRange& range, int64_t of)
   return share;
 }
 
+// The chance that none of k distinct random experts is among `here` of all.
+double ChanceOfNone(const OrderSizes& sizes, int64_t here) {
+  double none = 1;
+  for (int64_t j = 0; j < sizes.top_k && j < sizes.experts; ++j) {
+    none *=
+        static_cast<double>(std::max<int64_t>(0, sizes.experts - here - j)) / static_cast<double>(sizes.experts - j);
+  }
+  return none;
+}
+
 }  // namespace
 
 RaggedRows& RaggedRows::operator+=(const RaggedRows& other) {
@@ -85,7 +95,7 @@ absl::Status CheckOrderSizes(const TypedOrder& order, const OrderSizes& sizes) {
   EK_ASSIGN_OR_RETURN(int64_t padded, CheckedMul(sizes.experts, sizes.capacity));
   EK_ASSIGN_OR_RETURN(int64_t routed, CheckedMul(sizes.tokens, std::max<int64_t>(1, sizes.top_k)));
   int64_t rows = std::max(padded, routed);
-  for (const std::optional<RaggedRows>* flow : {&sizes.rows, &sizes.destinations}) {
+  for (const std::optional<RaggedRows>* flow : {&sizes.rows, &sizes.destinations, &sizes.nodes}) {
     if (!flow->has_value()) continue;
     rows = std::max({rows, (*flow)->gathered, (*flow)->arrived, (*flow)->sent, (*flow)->middle});
   }
@@ -111,12 +121,7 @@ RaggedRows RowsOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
 RaggedRows DestinationsOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
   if (sizes.destinations.has_value()) return *sizes.destinations;
   const bool own = DispatchesOwnTokens(order);
-  // The chance that none of k distinct random experts is on a given rank.
-  const int64_t elsewhere = sizes.experts - sizes.experts / sizes.ep;
-  double none = 1;
-  for (int64_t j = 0; j < sizes.top_k && j < sizes.experts; ++j) {
-    none *= static_cast<double>(std::max<int64_t>(0, elsewhere - j)) / static_cast<double>(sizes.experts - j);
-  }
+  const double none = ChanceOfNone(sizes, sizes.experts / sizes.ep);
   const auto rows_of = [&](int64_t tokens) {
     return static_cast<int64_t>(static_cast<double>(tokens) * sizes.ep * (1 - none) + 0.5);
   };
@@ -130,8 +135,21 @@ RaggedRows DestinationsOrExpected(const TypedOrder& order, const OrderSizes& siz
   return rows;
 }
 
+RaggedRows NodesOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
+  if (sizes.nodes.has_value()) return *sizes.nodes;
+  const int64_t nodes = sizes.num_nodes();
+  const int64_t tokens =
+      DispatchesOwnTokens(order) ? OwnTokens(sizes.tokens, sizes.tp, sizes.lane).size() : sizes.tokens;
+  const double some = 1 - ChanceOfNone(sizes, sizes.experts / nodes);
+  RaggedRows rows;
+  rows.sent = rows.middle = static_cast<int64_t>(static_cast<double>(tokens * nodes) * some + 0.5);
+  rows.sent_far = rows.middle_far = rows.sent / nodes * (nodes - 1);
+  return rows;
+}
+
 DType ElementType(Dim form, DType dtype, bool backward) {
-  const bool sums = form == (backward ? Dim::kDestinations : Dim::kSums);
+  const bool sums =
+      form == (backward ? Dim::kDestinations : Dim::kSums) || form == (backward ? Dim::kNodes : Dim::kNodeSums);
   return sums && dtype == DType::kBF16 ? DType::kF32 : dtype;
 }
 
@@ -139,6 +157,7 @@ OrderRows::OrderRows(const TypedOrder& order, const OrderSizes& sizes)
     : sizes_(sizes),
       rows_(RowsOrExpected(order, sizes)),
       destinations_(DestinationsOrExpected(order, sizes)),
+      nodes_(NodesOrExpected(order, sizes)),
       chunks_(sizes.chunk_rows) {
   sizes_.chunks = order.order.chunks;
   if (sizes_.chunks == 1) chunks_ = {rows_};
@@ -149,6 +168,7 @@ OrderRows::OrderRows(const TypedOrder& order, const OrderSizes& sizes)
 }
 
 const RaggedRows& OrderRows::Flow(Dim form, int chunk) const {
+  if (form == Dim::kNodes || form == Dim::kNodeSums) return nodes_;
   if (form != Dim::kRows) return destinations_;
   return chunk == kAllChunks ? rows_ : chunks_[chunk];
 }

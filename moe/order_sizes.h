@@ -59,6 +59,7 @@ struct OrderSizes {
   std::optional<RaggedRows> rows = {};          // none: balanced routing without drops is assumed
   std::vector<RaggedRows> chunk_rows = {};      // `rows` chunk by chunk; empty: in proportion to the chunks' experts
   std::optional<RaggedRows> destinations = {};  // the same of rows per (token, destination), where tokens travel so
+  std::optional<RaggedRows> nodes = {};         // and per (token, node); sent, middle and what is far of them
 
   int per_node() const { return ep_per_node > 0 ? ep_per_node : ep; }
   int num_nodes() const { return ep / per_node(); }
@@ -72,6 +73,8 @@ absl::Status CheckOrderSizes(const TypedOrder& order, const OrderSizes& sizes);
 RaggedRows RowsOrExpected(const TypedOrder& order, const OrderSizes& sizes);
 // `sizes.destinations`, or what routing to k experts at random gives this rank.
 RaggedRows DestinationsOrExpected(const TypedOrder& order, const OrderSizes& sizes);
+// `sizes.nodes`, or likewise.
+RaggedRows NodesOrExpected(const TypedOrder& order, const OrderSizes& sizes);
 // The element type of a value of that form: partial sums of bf16 rows are f32.
 DType ElementType(Dim form, DType dtype, bool backward);
 // True when each lane dispatches its own tokens only.
@@ -94,13 +97,14 @@ class OrderRows {
 
   // Of one chunk, or of all together.
   RowCount Count(const ValueType& type, int chunk = kAllChunks) const;
-  // Rows of one way: of rows, or per destination.
+  // Rows of one way: of rows, per destination, or per node.
   const RaggedRows& Flow(Dim form, int chunk = kAllChunks) const;
 
  private:
   OrderSizes sizes_;
   RaggedRows rows_;
   RaggedRows destinations_;
+  RaggedRows nodes_;
   std::vector<RaggedRows> chunks_;
 };
 

@@ -103,6 +103,12 @@ TEST(BuiltinOrdersTest, TwoLevelSplitsEveryExchange) {
   ASSERT_EQ(again.steps.size(), both.steps.size());
   for (size_t i = 0; i < again.steps.size(); ++i) EXPECT_EQ(again.steps[i].level, both.steps[i].level);
   EXPECT_THAT(FindOrder("two_level(two_level(fused))"), StatusIs(kInvalid, HasSubstr("by level already")));
+  EXPECT_THAT(Names(Typed("per_node(dedup)", ExpertLayout::kWhole).forward),
+              ElementsAre("slice(tp, tokens)", "dispatch(nodes)", "all_to_all_v(ep.peers)", "expand",
+                          "all_to_all_v(ep.node)", "expand", "experts", "fold", "all_to_all_v(ep.node)", "fold",
+                          "all_to_all_v(ep.peers)", "combine", "all_gather(tp, tokens)->I"));
+  EXPECT_THAT(FindOrder("per_node(fused)"), StatusIs(kInvalid, HasSubstr("does not dispatch destinations")));
+  EXPECT_THAT(FindOrder("two_level(per_node(dedup))"), StatusIs(kInvalid, HasSubstr("by level already")));
   EXPECT_THAT(FindOrder("two_level(nope)"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'nope'")));
   EXPECT_THAT(FindOrder(std::string(400, 'x')), StatusIs(absl::StatusCode::kNotFound, HasSubstr("at most 64 bytes")));
 }
@@ -309,6 +315,30 @@ TEST(OrderTypesTest, LevelsOutOfPlace) {
               StatusIs(kInvalid, AllOf(HasSubstr("step 3 (all_to_all(ep))"), HasSubstr("half done"))));
   EXPECT_THAT(reference_with({all}, {node}),
               StatusIs(kInvalid, AllOf(HasSubstr("(combine)"), HasSubstr("ep is V(nodes), wants V(sources)"))));
+}
+
+// A row per node is expanded half way, and nowhere else; what was expanded there is summed there.
+TEST(OrderTypesTest, RowsPerNodeOutOfPlace) {
+  const std::string peers = "kind: ALL_TO_ALL_V level: PEERS", node = "kind: ALL_TO_ALL_V level: NODE";
+  const std::vector<std::string> middle = {"kind: EXPAND", "kind: COPY", "kind: EXPERTS", "kind: FOLD",
+                                           "kind: ALL_REDUCE"};
+  const auto order = [&](const std::vector<std::string>& out, const std::vector<std::string>& back) {
+    std::vector<std::string> steps = {"kind: DISPATCH dim: NODES"};
+    steps.insert(steps.end(), out.begin(), out.end());
+    steps.insert(steps.end(), middle.begin(), middle.end());
+    steps.insert(steps.end(), back.begin(), back.end());
+    steps.push_back("kind: COMBINE");
+    return Check(Text(steps));
+  };
+  EXPECT_OK(order({peers, "kind: EXPAND", node}, {node, "kind: FOLD", peers}));
+  EXPECT_THAT(order({"kind: ALL_TO_ALL_V"}, {node, "kind: FOLD", peers}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 2"), HasSubstr("is expanded there before it goes on"))));
+  EXPECT_THAT(order({peers, node}, {node, "kind: FOLD", peers}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 3"), HasSubstr("the value is nodes"))));
+  EXPECT_THAT(order({"kind: EXPAND", peers, node}, {node, "kind: FOLD", peers}),
+              StatusIs(kInvalid, AllOf(HasSubstr("step 2 (expand)"), HasSubstr("the value is nodes"))));
+  EXPECT_THAT(order({peers, "kind: EXPAND", node}, {node, peers}),
+              StatusIs(kInvalid, HasSubstr("what is expanded must be folded")));
 }
 
 TEST(OrderTypesTest, RefusesRowsOutOfPlace) {

@@ -17,7 +17,8 @@ constexpr AxisType kR = {Placement::kReplicated, Dim::kUnset};
 constexpr AxisType kP = {Placement::kPartial, Dim::kUnset};
 constexpr AxisType V(Dim dim) { return {Placement::kVarying, dim}; }
 
-bool IsRagged(Dim form) { return form == Dim::kRows || form == Dim::kDestinations || form == Dim::kSums; }
+bool IsRagged(Dim form) { return form >= Dim::kRows && form <= Dim::kNodeSums; }
+bool IsPerNode(Dim form) { return form == Dim::kNodes || form == Dim::kNodeSums; }
 
 absl::Status Found(absl::string_view what, const std::string& found, const std::string& wanted,
                    absl::string_view hint = "") {
@@ -130,6 +131,10 @@ absl::StatusOr<ValueType> TypeAfterExchange(const Step& step, const ValueType& b
     return Found("the value", std::string(DimName(before.form)), padded ? "slots" : "rows, destinations or sums",
                  before.form == Dim::kSlots ? "padded buffers go by all_to_all" : "");
   }
+  if (IsPerNode(before.form) && step.level != Level::kPeers) {
+    return Found("the value", std::string(DimName(before.form)), "rows, destinations or sums",
+                 "a row per node goes between nodes (level PEERS), and is expanded there before it goes on");
+  }
   ValueType after = before;
   EK_ASSIGN_OR_RETURN(after.ep, EpAfterExchange(step.level, before.ep));
   if (before.tp.placement != Placement::kVarying && before.tp.dim != Dim::kUnset) {
@@ -151,8 +156,8 @@ absl::StatusOr<ValueType> TypeAfterExchange(const Step& step, const ValueType& b
 absl::StatusOr<ValueType> TypeAfterDispatch(const Step& step, const ValueType& before) {
   EK_RETURN_IF_ERROR(WantForm(before.form, Dim::kTokens));
   EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kSources)));
-  if (step.dim != Dim::kSlots && step.dim != Dim::kRows && step.dim != Dim::kDestinations) {
-    return Found("dim", std::string(DimName(step.dim)), "slots, rows or destinations");
+  if (step.dim != Dim::kSlots && step.dim != Dim::kRows && step.dim != Dim::kDestinations && step.dim != Dim::kNodes) {
+    return Found("dim", std::string(DimName(step.dim)), "slots, rows, destinations or nodes");
   }
   ValueType after = before;
   after.form = step.dim;
@@ -183,14 +188,15 @@ absl::StatusOr<ValueType> TypeAfterExperts(const ValueType& before, ExpertLayout
 }
 
 absl::StatusOr<ValueType> TypeAfterCombine(const Step& step, const ValueType& before) {
-  if (before.form != Dim::kSlots && before.form != Dim::kRows && before.form != Dim::kSums) {
+  const bool sums = before.form == Dim::kSums || before.form == Dim::kNodeSums;
+  if (before.form != Dim::kSlots && before.form != Dim::kRows && !sums) {
     return Found("the value", std::string(DimName(before.form)), "slots, rows or sums");
   }
   EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kSources)));
   ValueType after = before;
   after.form = Dim::kTokens;
   if (step.to == Placement::kPartial) {
-    const bool addends = before.form != Dim::kSums && before.tp == kP;
+    const bool addends = !sums && before.tp == kP;
     if (!addends && before.tp != V(Dim::kSlots)) return Found("tp", TypeName(before.tp), "P or V(slots)");
     after.tp = kP;
     return after;
@@ -204,9 +210,23 @@ absl::StatusOr<ValueType> TypeAfterCombine(const Step& step, const ValueType& be
   return Found("tp", TypeName(before.tp), wanted, Hint(before.tp, kI));
 }
 
-// expand: one row per (token, destination) -> one per route. fold: back, weighted and summed: linear in the rows, so
-// addends are welcome. Rows of one token must not be spread over lanes.
+// expand half way: one row per (token, node) -> one per destination in it. fold: back, as a sum. Lane by lane.
+absl::StatusOr<ValueType> TypeAfterExpandHalfWay(const ValueType& before, Dim to) {
+  ValueType after = before;
+  after.form = to;
+  if (before.tp.dim == before.form) after.tp.dim = to;
+  return after;
+}
+
+// At the destination, expand: one row per (token, destination) -> one per route. fold: back, weighted and summed:
+// linear in the rows, so addends are welcome. Rows of one token must not be spread over lanes.
 absl::StatusOr<ValueType> TypeAfterExpand(const ValueType& before, Dim from, Dim to) {
+  if (from == Dim::kDestinations && before.form == Dim::kNodes && before.ep == V(Dim::kNodes)) {
+    return TypeAfterExpandHalfWay(before, Dim::kDestinations);
+  }
+  if (from == Dim::kRows && before.form == Dim::kSums && before.ep == V(Dim::kNodes)) {
+    return TypeAfterExpandHalfWay(before, Dim::kNodeSums);
+  }
   EK_RETURN_IF_ERROR(WantForm(before.form, from));
   EK_RETURN_IF_ERROR(Want("ep", before.ep, V(Dim::kExperts)));
   if (before.tp.placement == Placement::kVarying && before.tp != V(Dim::kExperts)) {
@@ -259,7 +279,7 @@ absl::Status CheckOnce(const Order& order, const std::vector<TypedStep>& forward
 // sums would be added up in another order.
 absl::Status CheckChunks(const Order& order, const std::vector<TypedStep>& forward) {
   for (const TypedStep& typed : forward) {
-    if (!IsExchange(typed.step.kind) || (typed.before.form != Dim::kDestinations && typed.before.form != Dim::kSums)) {
+    if (!IsExchange(typed.step.kind) || typed.before.form == Dim::kSlots || typed.before.form == Dim::kRows) {
       continue;
     }
     return AtStep(order, typed.origin, typed.step,

@@ -10,6 +10,8 @@ namespace {
 
 bool IsVarying(const AxisType& type) { return type.placement == Placement::kVarying; }
 bool AtExperts(const ValueType& type) { return type.ep.dim == Dim::kExperts; }
+bool IsSums(Dim form) { return form == Dim::kSums || form == Dim::kNodeSums; }
+bool IsHalfWay(const TypedStep& typed) { return typed.before.ep.dim == Dim::kNodes; }
 
 }  // namespace
 
@@ -45,6 +47,7 @@ RowsRef ProgramBuilder::Walk(const TypedStep& typed, const RowsRef& in) {
     case StepKind::kCombine:
       return typed.step.transposed ? CombineTransposed(typed, in) : Combine(typed, in);
     case StepKind::kExpand:
+      if (IsHalfWay(typed)) return Map(typed, in, typed.step.transposed ? ActionKind::kCollect : ActionKind::kSpread);
       return Map(typed, in, typed.step.transposed ? ActionKind::kExpandTransposed : ActionKind::kExpand);
     case StepKind::kFold:
       return Fold(typed, in);
@@ -84,6 +87,7 @@ RowsRef ProgramBuilder::Map(const TypedStep& typed, const RowsRef& in, ActionKin
 }
 
 RowsRef ProgramBuilder::Fold(const TypedStep& typed, const RowsRef& in) {
+  if (IsHalfWay(typed)) return Map(typed, in, typed.step.transposed ? ActionKind::kSpread : ActionKind::kCollect);
   if (typed.step.transposed) {
     RowsRef out = Map(typed, in, ActionKind::kFoldTransposed);
     out_.actions.back().saved_rows = tape_.weighted_rows;
@@ -210,14 +214,14 @@ RowsRef ProgramBuilder::DispatchTransposed(const TypedStep& typed, const RowsRef
 }
 
 RowsRef ProgramBuilder::Combine(const TypedStep& typed, const RowsRef& in) {
-  if (in.type.form != Dim::kSums) tape_.weighted_rows = in;
+  if (!IsSums(in.type.form)) tape_.weighted_rows = in;
   RowsRef out = NewRows(typed.after, {});
   Emit(ActionKind::kCombine, in, out);
   return out;
 }
 
 RowsRef ProgramBuilder::CombineTransposed(const TypedStep& typed, const RowsRef& in) {
-  const bool sums = typed.after.form == Dim::kSums;
+  const bool sums = IsSums(typed.after.form);
   RowsRef out = NewRows(typed.after, sums ? Customary(typed.after) : tape_.weighted_rows.nesting);
   Action& action = Emit(ActionKind::kCombineTransposed, in, out);
   if (!sums) action.saved_rows = tape_.weighted_rows;

@@ -55,6 +55,9 @@ struct ExpertRange {
 // One of `chunks` chunks of a rank's experts: the first n % chunks have one more than the others.
 ExpertRange ChunkOfExperts(int64_t local_experts, int chunks, int chunk);
 
+// i32 words of a mask over the ranks of a node.
+constexpr int MaskInts(int per_node) { return (per_node + 31) / 32; }
+
 // Where a sender stands.
 struct RaggedSender {
   int ep_size = 1;  // E: destinations; destination of expert g is g / (e / E)

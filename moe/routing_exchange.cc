@@ -122,6 +122,52 @@ absl::Status RoutingExchange::ExchangeMiddle(const std::vector<int64_t>& rows_to
   return absl::OkStatus();
 }
 
+absl::Status RoutingExchange::PlanNodes(RowMaps* maps, Stream& stream) const {
+  const int E = ep_size(), L = maps->sizes.per_node(), N = maps->sizes.num_nodes(), me = ep_rank();
+  maps->node_send = BuildNodeSendPlan(maps->dedup_send, L);
+  const NodeSendPlan& send = maps->node_send;
+  std::vector<int64_t> rows_from = send.rows_to;  // of a single node
+  std::vector<int32_t> masks = send.masks;
+  if (N > 1) {
+    // The peer in each node is rank node * L + me % L of the EP group; others are told nothing.
+    std::vector<int64_t> one(E, 0), to(E, 0), from(E, 0);
+    for (int node = 0; node < N; ++node) one[node * L + me % L] = 1;
+    const Shape nodes({N});
+    EK_RETURN_IF_ERROR(seat_.control_ep->AllToAllV(ConstTensorView(send.rows_to.data(), DType::kI64, nodes), one,
+                                                   TensorView(rows_from.data(), DType::kI64, nodes), one, stream));
+    EK_RETURN_IF_ERROR(stream.Synchronize());
+    int64_t ints = 0;
+    for (int node = 0; node < N; ++node) {
+      // Not more than there can be rows: the middle counts were agreed before.
+      if (rows_from[node] < 0 || rows_from[node] > std::numeric_limits<int32_t>::max() / MaskInts(L)) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("the peer in node ", node, " announces ", rows_from[node], " rows"));
+      }
+      to[node * L + me % L] = send.rows_to[node] * MaskInts(L);
+      from[node * L + me % L] = rows_from[node] * MaskInts(L);
+      ints += rows_from[node] * MaskInts(L);
+    }
+    masks.assign(ints, 0);
+    EK_RETURN_IF_ERROR(seat_.control_ep->AllToAllV(
+        ConstTensorView(send.masks.data(), DType::kI32, Shape({static_cast<int64_t>(send.masks.size())})), to,
+        TensorView(masks.data(), DType::kI32, Shape({ints})), from, stream));
+    EK_RETURN_IF_ERROR(stream.Synchronize());
+  }
+  EK_ASSIGN_OR_RETURN(maps->node_middle, BuildNodeMiddlePlan(L, rows_from, masks));
+  if (maps->node_middle.passed_on != maps->middle) {
+    return absl::FailedPreconditionError("peers announce other rows to be passed on than their masks say");
+  }
+  RaggedRows nodes;
+  for (int node = 0; node < N; ++node) {
+    nodes.sent += send.rows_to[node];
+    nodes.middle += rows_from[node];
+    if (node != me / L) nodes.sent_far += send.rows_to[node];
+    if (node != me / L) nodes.middle_far += rows_from[node];
+  }
+  maps->sizes.nodes = nodes;
+  return absl::OkStatus();
+}
+
 RaggedSender RoutingExchange::Sender() const {
   return {.ep_size = ep_size(),
           .tp_size = own_tokens_ ? seat_.tp_size : 1,
@@ -141,6 +187,8 @@ absl::Status RoutingExchange::PlanDeduplicated(const RoutingDecision& decision, 
   EK_ASSIGN_OR_RETURN(maps->dedup_receive, BuildDedupReceivePlan(receiver, sender.lane, header, records));
   const DedupReceivePlan& receive = maps->dedup_receive;
   EK_RETURN_IF_ERROR(ExchangeMiddle(send.rows_to, maps, stream));
+  maps->once_per_node = order_.sends_once_per_node();
+  if (maps->once_per_node) EK_RETURN_IF_ERROR(PlanNodes(maps, stream));
   Here here = {ep_rank(), maps->sizes.per_node(), sender.lane};
   maps->sizes.destinations = FlowOf(send.rows_to, receive.rows_from, maps->middle, receive.rows_of_lane, here);
   std::vector<int64_t> records_to = send.record_ints_to;

@@ -53,6 +53,8 @@ class RoutingExchange {
                                Stream& stream) const;
   // Rows half way, from the rows to each destination. [chunks, E] both.
   absl::Status ExchangeMiddle(const std::vector<int64_t>& rows_to, RowMaps* maps, Stream& stream) const;
+  // What is sent once per node, and what this rank passes on.
+  absl::Status PlanNodes(RowMaps* maps, Stream& stream) const;
   RaggedSender Sender() const;
   RaggedReceiver Receiver(const RoutingDecision& decision, const RaggedSender& sender) const;
   int ep_size() const { return seat_.ep == nullptr ? 1 : seat_.ep->size(); }

@@ -41,6 +41,7 @@ std::vector<int32_t> RowMaps::PlanRows(const ValueType& type, const RowNesting& 
 }
 
 std::vector<int32_t> RowMaps::TokenOfRow(const ValueType& type, const RowNesting& nesting) const {
+  if (once_per_node) return node_send.token_of_row;
   if (deduplicated) return dedup_send.token_of_row;
   if (ragged) return send.token_of_row;
   std::vector<int32_t> rows = PlanRows(type, nesting);
@@ -127,6 +128,10 @@ RowMaps::ExchangeCounts RowMaps::CountsOf(const ValueType& before, Level level, 
       counts = {copy(RowsTo(chunk)), copy(RowsFrom(chunk))};
       break;
     case Level::kPeers:
+      if (before.form == Dim::kNodes || before.form == Dim::kNodeSums) {
+        counts = {node_send.rows_to, node_middle.rows_from};
+        break;
+      }
       counts = {SumOverInner(RowsTo(chunk), L), SumOverInner(Middle(chunk), L)};
       break;
     case Level::kNode:

@@ -29,6 +29,9 @@ struct RowMaps {
   bool deduplicated = false;
   DedupSendPlan dedup_send;
   DedupReceivePlan dedup_receive;
+  bool once_per_node = false;  // deduplicated also by node
+  NodeSendPlan node_send;
+  NodeMiddlePlan node_middle;
   std::vector<int32_t> expert_of_route;  // [tokens, k] of all tokens; canonical numerics only
   // Of ragged orders that exchange by level: rows at this rank half way. [chunks, node of the source, local index of
   // the destination]
@@ -54,6 +57,8 @@ struct RowMaps {
   ExchangeCounts CountsOf(const ValueType& before, Level level, int chunk) const;
   // Rows of each local expert, for values of that type at the experts.
   std::vector<int64_t> RowsOfExpert(const ValueType& type, int chunk) const;
+  // Rows of each token's sums at the source, of deduplicated orders.
+  const RowLists& RowsOfToken() const { return once_per_node ? node_send.rows_of_token : dedup_send.rows_of_token; }
   // Rows that each lane has of such a value, where rows belong to lanes.
   const std::vector<int64_t>& RowsOfLane(int chunk) const {
     return deduplicated ? dedup_receive.rows_of_lane : receive[chunk].rows_of_lane;

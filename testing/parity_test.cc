@@ -287,10 +287,9 @@ TEST(ParityTest, TokensSummedOverLanesAreAtTheBoundOfTheLanes) {
 TEST(ParityTest, TwoLevelOrdersOverNodes) {
   ParityConfig config = SmallConfig(2, 4, 4,
                                     {"reference", "two_level(reference)", "two_level(fused)", "two_level(token_sliced)",
-                                     "overlapped(two_level(token_sliced))", "dedup", "two_level(dedup)"});
+                                     "overlapped(two_level(token_sliced))", "dedup", "two_level(dedup)", "per_node(dedup)"});
   config.ranks_per_node = 4;
   config.base.model.experts = 8;  // two on each rank, for two chunks
-  config.entries[6].judged_by = JudgedBy::kDense;
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
   EXPECT_TRUE(result.AllHold()) << ResultText(result);
   for (const ParityRun& run : result.runs) {
@@ -301,6 +300,10 @@ TEST(ParityTest, TwoLevelOrdersOverNodes) {
   }
   for (int i : {1, 2, 3, 4}) EXPECT_EQ(result.runs[i].verdict, Verdict::kBitwise) << result.runs[i].order;
   EXPECT_EQ(result.runs[5].parameter_digest, result.runs[6].parameter_digest);
+  EXPECT_EQ(result.runs[5].parameter_digest, result.runs[7].parameter_digest);
+  // A row per token and rank is more than must go between nodes, a row per token and node is not.
+  EXPECT_GT(result.runs[5].bytes.ep_inter_node.counted, result.runs[5].bytes.ep_inter_node.bound);
+  EXPECT_EQ(result.runs[7].bytes.ep_inter_node.counted, result.runs[7].bytes.ep_inter_node.bound);
   EXPECT_EQ(result.runs[0].bytes.ep_inter_node.counted, result.runs[1].bytes.ep_inter_node.counted);
 }
 

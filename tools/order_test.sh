@@ -56,6 +56,8 @@ expect 0 'EP 2(N-1)/(NT) V + 2(L-1)/(LT) V =       83,886,080 B in 4 collectives
 expect 0 'all_to_all(ep.peers)' describe 'two_level(fused)' "${nodes[@]}"
 expect 2 '--ranks_per_node=3' describe fused --ranks_per_node=3
 expect 2 'ep 4 is not divisible by 3' describe fused --ranks_per_node=6
+expect 0 'M h b + M h w + Dl h b + Dl h w' describe 'per_node(dedup)' "${nodes[@]}"
+expect 2 'does not dispatch destinations' describe 'per_node(fused)'
 expect 0 'Dn h b' describe 'two_level(dedup)' "${nodes[@]}"
 expect 2 'would be sent for each chunk' describe 'overlapped(dedup)'
 expect 0 'backward (derived)' describe fused --tp=4 --ep=8

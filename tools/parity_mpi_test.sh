@@ -13,13 +13,13 @@ for a, b in zip(threads, mpi):
         assert a[key] == b[key], (a["order"], key, a[key], b[key])
 END
 # Nodes of two processes, exchanges in two levels.
-nodes=(--tp=1 --ep=4 --dp=4 --steps=2 --ranks_per_node=2 --candidate="two_level(reference),overlapped(two_level(token_sliced))")
+nodes=(--tp=1 --ep=4 --dp=4 --steps=2 --ranks_per_node=2 --candidate="two_level(reference),overlapped(two_level(token_sliced)),per_node(dedup)")
 tools/parity "${nodes[@]}" --out="$TEST_TMPDIR/threads" || exit 1
 tools/mpi_test.sh 4 tools/parity --backend=mpi "${nodes[@]}" --out="$TEST_TMPDIR/mpi" || exit 1
 python3 - "$TEST_TMPDIR" <<'END' || exit 1
 import json, sys
 threads, mpi = (json.load(open(f"{sys.argv[1]}/{kind}/report.json"))["runs"] for kind in ("threads", "mpi"))
-assert len(threads) == len(mpi) == 3
+assert len(threads) == len(mpi) == 4
 for a, b in zip(threads, mpi):
     for key in ("order", "verdict", "loss_digest", "parameter_digest", "bytes", "collectives"):
         assert a[key] == b[key], (a["order"], key, a[key], b[key])
