@@ -88,6 +88,11 @@ class RankModel final : public LanguageModel {
     moe.router.experts = config_.experts;
     moe.router.top_k = config_.top_k;
     moe.router.drop = config_.drop;
+    moe.router.score = config_.score;
+    moe.router.route_scale = config_.route_scale;
+    moe.router.groups = config_.groups;
+    moe.router.groups_kept = config_.groups_kept;
+    moe.router.group_score = config_.group_score;
     moe.router.capacity.factor = config_.capacity_factor;
     if (config_.capacity_factor.is_zero()) moe.router.capacity.mode = moe::CapacityMode::kNoDrop;
     moe.router.capacity.min_capacity = config_.min_capacity;

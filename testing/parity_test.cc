@@ -144,6 +144,26 @@ TEST(ParityTest, SwiGluWithBiasesAndNothingDropped) {
   EXPECT_EQ(result.runs[0].dropped_routes, 0);
 }
 
+// Routing as DeepSeek-V3's, short of its bias: sigmoid scores, groups, normalised and scaled weights.
+TEST(ParityTest, SigmoidScoresInGroupsHold) {
+  for (int top_k : {1, 2, 3}) {
+    SCOPED_TRACE(top_k);
+    ParityConfig config = SmallConfig(2, 2, 2, kBuiltin);
+    LanguageModelConfig& model = config.base.model;
+    model.top_k = top_k;
+    model.score = moe::ScoreFunction::kSigmoid;
+    model.route_scale = 2.5;
+    model.groups = 2;
+    model.groups_kept = top_k == 3 ? 2 : 1;
+    model.group_score = moe::GroupScore::kTopTwoSum;
+    model.z_coefficient = 0.01f;
+    model.balance_coefficient = 0.1f;
+    ExpectHolds(config);
+    model.dtype = DType::kF64;
+    ExpectHolds(config);
+  }
+}
+
 // Shared experts, gated shared experts and residual MoE beside the routed ones, in whole runs.
 TEST(ParityTest, DenseBranchesHold) {
   using Change = std::function<void(LanguageModelConfig&)>;

@@ -134,6 +134,19 @@ TEST(ReferenceModelTest, GradientsAreFiniteDifferencesBesideADenseBranch) {
   }
 }
 
+TEST(ReferenceModelTest, GradientsAreFiniteDifferencesSigmoidScaledInGroups) {
+  for (int top_k : {1, 2, 3}) {
+    ReferenceConfig config = SmallConfig(top_k);
+    config.router.sigmoid = true;
+    config.router.route_scale = 2.5;
+    config.router.experts = 6;
+    config.router.groups = 3;
+    config.router.groups_kept = 2;
+    config.router.group_top_two = top_k == 2;
+    CheckGradients(config);
+  }
+}
+
 TEST(ReferenceModelTest, ActivationGradientsAreFiniteDifferencesThroughTheEmbedding) {
   // A position row moves the boundary behind the embedding for every sequence of a replica.
   ReferenceConfig config = SmallConfig(2);
@@ -179,6 +192,16 @@ TEST(ReferenceRoutingTest, TiesGoToTheLowestExpertAndToken) {
   EXPECT_THAT(ChooseRoutes(config, p, 2).kept, ElementsAre(1, 1, 1, 1, 1, 0, 1, 0, 0));
   config.drop = ReferenceDrop::kPosition;
   EXPECT_THAT(ChooseRoutes(config, p, 2).kept, ElementsAre(1, 1, 1, 1, 1, 1, 0, 0, 0));
+}
+
+TEST(ReferenceRoutingTest, OnlyTheBestGroupsMayBeChosenFrom) {
+  const Matrix p = Probabilities({{.9, .1, .6, .5, .3, .2}});
+  ReferenceRouterConfig config{.experts = 6, .top_k = 2, .groups = 3, .groups_kept = 1};
+  EXPECT_THAT(ChooseRoutes(config, p, 9).expert, ElementsAre(0, 1));
+  config.group_top_two = true;
+  EXPECT_THAT(ChooseRoutes(config, p, 9).expert, ElementsAre(2, 3));
+  config.groups_kept = 2;
+  EXPECT_THAT(ChooseRoutes(config, p, 9).expert, ElementsAre(0, 2));
 }
 
 TEST(ReferenceRoutingTest, Top2FirstChoicesComeBeforeSecondChoices) {

@@ -18,6 +18,13 @@ enum class ReferenceDrop : uint8_t { kByTopK, kProbabilities, kPosition, kChoice
 struct ReferenceRouterConfig {
   int64_t experts = 1;
   int64_t top_k = 1;
+  bool sigmoid = false;    // scores; else softmax
+  double route_scale = 1;  // of the route weights
+  // Only experts of the `groups_kept` best of `groups` equal groups may be chosen. A group is worth its best score, or
+  // the sum of its two best. 1 and 1: no limit.
+  int64_t groups = 1;
+  int64_t groups_kept = 1;
+  bool group_top_two = false;
   // Slots per expert and source: ceil(tokens * top_k * numerator / (denominator * experts)), at least min_capacity,
   // the largest over the replicas of one exchange, rounded up to capacity_multiple. numerator 0: nothing is dropped.
   int64_t capacity_numerator = 0;
@@ -40,7 +47,7 @@ struct ReferenceRouting {
   ReferenceRoutes chosen;  // by these probabilities
   ReferenceRoutes used;    // chosen, or the replayed ones
   reference::Matrix logits;
-  reference::Matrix probabilities;  // [tokens, experts]
+  reference::Matrix probabilities;  // scores, [tokens, experts]
   reference::Matrix weights;        // [tokens, top_k], zero where dropped
   std::vector<double> share;        // fraction of tokens per expert that the balance loss counts
   double balance_loss = 0;          // without its coefficient
@@ -52,8 +59,8 @@ struct ReferenceRouting {
 // nothing is dropped.
 int64_t ReferenceCapacity(const ReferenceRouterConfig& config, const std::vector<int64_t>& tokens);
 
-// Top-k of each row of `probabilities`, the lower expert on a tie, and the routes kept at `capacity` by config.drop,
-// ties to the lower token.
+// Top-k of each row of `probabilities` among the best groups, the lower expert on a tie, and the routes kept at
+// `capacity` by config.drop, ties to the lower token.
 ReferenceRoutes ChooseRoutes(const ReferenceRouterConfig& config, const reference::Matrix& probabilities,
                              int64_t capacity);
 

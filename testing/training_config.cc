@@ -29,6 +29,21 @@ absl::Status CheckAtLeastOne(absl::string_view name, int64_t value) {
   return Bad(absl::StrCat(name, " is ", value, ", wanted at least 1"));
 }
 
+absl::Status CheckGroups(const LanguageModelConfig& model) {
+  if (!std::isfinite(model.route_scale) || model.route_scale <= 0) {
+    return Bad(absl::StrCat("route_scale ", model.route_scale, " is not a positive number"));
+  }
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("groups", model.groups));
+  EK_RETURN_IF_ERROR(CheckAtLeastOne("groups_kept", model.groups_kept));
+  EK_RETURN_IF_ERROR(CheckDivides("groups", model.groups, "experts", model.experts));
+  const int64_t open = model.experts / model.groups * model.groups_kept;
+  if (model.groups_kept > model.groups || open < model.top_k) {
+    return Bad(absl::StrCat("groups_kept ", model.groups_kept, " of ", model.groups, " groups leave ", open,
+                            " experts for top_k ", model.top_k));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBranch(const LanguageModelConfig& model) {
   if (model.shared_experts < 0)
     return Bad(absl::StrCat("shared_experts is ", model.shared_experts, ", wanted 0 or more"));
@@ -52,6 +67,7 @@ absl::Status CheckModel(const LanguageModelConfig& model) {
   if (model.top_k > model.experts) return Bad(absl::StrCat("top_k ", model.top_k, " exceeds experts ", model.experts));
   EK_RETURN_IF_ERROR(CheckDivides("heads", model.heads, "hidden", model.hidden));
   EK_RETURN_IF_ERROR(CheckBranch(model));
+  EK_RETURN_IF_ERROR(CheckGroups(model));
   if (model.vocabulary < 256) return Bad(absl::StrCat("vocabulary ", model.vocabulary, " is below the 256 bytes"));
   if (model.dtype != DType::kF32 && model.dtype != DType::kBF16 && model.dtype != DType::kF64) {
     return Bad(absl::StrCat("dtype ", DTypeName(model.dtype), " is none of f32, bf16, f64"));
@@ -183,6 +199,11 @@ ReferenceConfig ReferenceConfigOf(const LanguageModelConfig& model, const comm::
   }
   config.router.experts = model.experts;
   config.router.top_k = model.top_k;
+  config.router.sigmoid = model.score == moe::ScoreFunction::kSigmoid;
+  config.router.route_scale = model.route_scale;
+  config.router.groups = model.groups;
+  config.router.groups_kept = model.groups_kept;
+  config.router.group_top_two = model.group_score == moe::GroupScore::kTopTwoSum;
   config.router.capacity_numerator = model.capacity_factor.numerator();
   config.router.capacity_denominator = model.capacity_factor.denominator();
   config.router.min_capacity = model.min_capacity;

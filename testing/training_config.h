@@ -21,6 +21,7 @@
 #include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/router_config.h"
+#include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/reference_model.h"
 #include "evenkeel/zero3/partitioned_model.h"
@@ -42,6 +43,11 @@ struct LanguageModelConfig {
   moe::Rational capacity_factor = *moe::Rational::Create(5, 4);  // 0: nothing is dropped
   int64_t min_capacity = 4;
   moe::DropPolicy drop = moe::DropPolicy::kByTopK;
+  moe::ScoreFunction score = moe::ScoreFunction::kSoftmax;
+  double route_scale = 1;
+  int groups = 1;  // group-limited selection, as moe::RouterConfig
+  int groups_kept = 1;
+  moe::GroupScore group_score = moe::GroupScore::kMax;
   moe::ExpertActivation activation = moe::ExpertActivation::kGelu;
   bool expert_bias = false;
   // A dense MLP that every token passes beside its experts (moe/dense_branch.h): shared experts, each as wide as a

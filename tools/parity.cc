@@ -38,6 +38,7 @@
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/moe/order_planner.h"
 #include "evenkeel/moe/router_config.h"
+#include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
@@ -68,6 +69,10 @@ DEFINE_int32(experts, 8, "experts of a layer");
 DEFINE_int32(top_k, 2, "routes per token");
 DEFINE_string(capacity_factor, "1.25", "0 is dropless");
 DEFINE_string(drop, "by_top_k", "which routes of an over-full expert stay: by_top_k, probs, position, choices_first");
+DEFINE_string(score, "softmax", "of the router: softmax or sigmoid");
+DEFINE_double(route_scale, 1, "of the route weights");
+DEFINE_int32(groups, 1, "groups of experts; only the best --groups_kept may be chosen from");
+DEFINE_int32(groups_kept, 1, "see --groups");
 DEFINE_double(z_coefficient, 0, "of the router z-loss");
 DEFINE_string(activation, "gelu", "of the experts: gelu or swiglu");
 DEFINE_bool(expert_bias, false, "biases in the experts");
@@ -234,6 +239,12 @@ absl::Status SetExperts(testutil::LanguageModelConfig* model) {
   EK_RETURN_IF_ERROR(Choose<moe::ExpertActivation>(
       "activation", FLAGS_activation,
       {{"gelu", moe::ExpertActivation::kGelu}, {"swiglu", moe::ExpertActivation::kSwiGlu}}, &model->activation));
+  EK_RETURN_IF_ERROR(Choose<moe::ScoreFunction>(
+      "score", FLAGS_score, {{"softmax", moe::ScoreFunction::kSoftmax}, {"sigmoid", moe::ScoreFunction::kSigmoid}},
+      &model->score));
+  model->route_scale = FLAGS_route_scale;
+  model->groups = FLAGS_groups;
+  model->groups_kept = FLAGS_groups_kept;
   model->z_coefficient = static_cast<float>(FLAGS_z_coefficient);
   model->expert_bias = FLAGS_expert_bias;
   model->recompute = FLAGS_recompute;
@@ -320,12 +331,13 @@ absl::StatusOr<ParityConfig> ConfigFromFlags() {
   EK_ASSIGN_OR_RETURN(config.entries, Entries());
   config.steps = FLAGS_steps;
   config.ranks_per_node = FLAGS_ranks_per_node;
-  for (const char* flag : {"reference",   "candidate",       "tp",        "ep",
-                           "dp",          "backend",         "zero3",     "dtype",
-                           "optimizer",   "steps",           "seed",      "experts",
-                           "top_k",       "capacity_factor", "drop",      "z_coefficient",
-                           "activation",  "expert_bias",     "recompute", "shared_experts",
-                           "shared_gate", "residual_moe",    "numerics",  "baseline_layout",
+  for (const char* flag : {"reference",   "candidate",       "tp",          "ep",
+                           "dp",          "backend",         "zero3",       "dtype",
+                           "optimizer",   "steps",           "seed",        "experts",
+                           "top_k",       "capacity_factor", "drop",        "score",
+                           "route_scale", "groups",          "groups_kept", "z_coefficient",
+                           "activation",  "expert_bias",     "recompute",   "shared_experts",
+                           "shared_gate", "residual_moe",    "numerics",    "baseline_layout",
                            "corpus",      "ranks_per_node"}) {
     config.description.push_back({flag, gflags::GetCommandLineFlagInfoOrDie(flag).current_value});
   }

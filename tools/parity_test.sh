@@ -45,6 +45,8 @@ expect 2 '--optimizer=lion' --optimizer=lion
 expect 2 'steps' --steps=0
 expect 2 '--drop=all: known are by_top_k, probs' --drop=all
 expect 2 '--activation=relu: known are gelu, swiglu' --activation=relu
+expect 2 '--score=tanh: known are softmax, sigmoid' --score=tanh
+expect 2 'groups 3 does not divide experts 8' --groups=3
 expect 2 'shared_experts is -1' --shared_experts=-1
 expect 2 'shared_gate needs shared_experts' --shared_gate
 expect 2 'choose one' --shared_experts=2 --residual_moe
@@ -102,6 +104,7 @@ expect 0 'bitwise' "${small[@]}" --dtype=bf16 --optimizer=adamw --candidate=fuse
 expect 0 'bitwise' "${small[@]}" --capacity_factor=0 --candidate=token_sliced --reference=reference
 expect 0 'bitwise' "${small[@]}" --shared_experts=2 --shared_gate --activation=swiglu --candidate=fused
 expect 0 'bitwise' "${small[@]}" --residual_moe --expert_bias --drop=position --z_coefficient=0.01 --candidate=token_sliced
+expect 0 'bitwise' "${small[@]}" --score=sigmoid --groups=4 --groups_kept=2 --route_scale=2.5 --candidate=fused
 expect 0 'bitwise' "${small[@]}" --recompute --candidate=fused
 
 exit "$failed"
