@@ -31,7 +31,7 @@ namespace evenkeel::moe {
 namespace {
 
 constexpr int kRanks = 2, kExperts = 8, kTopK = 2;
-constexpr int64_t kTokens = 1024, kHidden = 512, kFfn = 2048;
+constexpr int64_t kTokens = 512, kHidden = 256, kFfn = 1024;
 constexpr absl::Duration kLatency = absl::Microseconds(50);
 
 // A group whose exchanges take the time of a link. Everything else passes through.
@@ -83,6 +83,7 @@ class LinkedGroup final : public comm::Communicator {
   absl::Status Recv(TensorView recv, int peer, Stream& stream) override { return group_->Recv(recv, peer, stream); }
   absl::Status SetDeadline(absl::Duration deadline) override { return group_->SetDeadline(deadline); }
   absl::Status status() const override { return group_->status(); }
+  std::vector<comm::StragglerCount> stragglers() const override { return group_->stragglers(); }
 
  private:
   absl::Status Pass(int64_t bytes, Stream& stream) {
@@ -188,7 +189,7 @@ void Exchange(benchmark::State& state, const std::string& name, double bytes_per
   EK_CHECK_OK(order);
   auto world = comm::InProcessWorld::Create({.world_size = kRanks});
   EK_CHECK_OK(world);
-  constexpr int kSteps = 5;
+  constexpr int kSteps = 30;
   absl::Duration best = absl::InfiniteDuration(), on_link;
   for (auto unused : state) {
     (void)unused;
