@@ -1,12 +1,15 @@
 #include "evenkeel/moe/dense_branch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/elementwise.h"
 
 namespace evenkeel::moe {
 namespace {
@@ -166,6 +169,13 @@ absl::StatusOr<std::unique_ptr<DenseBranch>> DenseBranch::Create(const DenseBran
   shape.bias = config.bias;
   shape.adds_output_bias = tp == nullptr || tp->rank() == 0;
   shape.dtype = config.dtype;
+  shape.numerics = config.numerics;
+  shape.tp = lanes;
+  if (shape.canonical() && (kCanonicalBlocks % lanes != 0 || config.ffn % kCanonicalBlocks != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("a dense branch in canonical numerics is cut into ",
+                                                   kCanonicalBlocks, " blocks; ffn ", config.ffn, " with TP ", lanes,
+                                                   " does not fit"));
+  }
   return std::unique_ptr<DenseBranch>(new DenseBranch(config, shape, tp, device));
 }
 
@@ -192,6 +202,38 @@ absl::Status DenseBranch::SumOverLanes(TensorView partial, Stream& stream) {
   return tp_->AllReduce(partial, partial, comm::ReduceOp::kSum, stream);
 }
 
+absl::StatusOr<DenseBranch::MlpInput> DenseBranch::PrepareMlp(const ExpertWeights& weights, ConstTensorView x,
+                                                              bool backward, Stream& stream) {
+  EK_RETURN_IF_ERROR(CheckExpertTensors(shape_, weights));
+  MlpInput input;
+  input.weights = weights;
+  input.x = x;
+  if (!shape_.canonical()) return input;
+  const CanonicalExtents extents = {
+      .rows = x.shape().dim(0), .hidden = shape_.hidden, .ffn = shape_.ffn, .blocks = kCanonicalBlocks / shape_.tp};
+  const int64_t scratch = backward ? CanonicalBackwardScratch(extents) : CanonicalForwardScratch(extents);
+  EK_ASSIGN_OR_RETURN(Tensor memory, Tensor::Create(device_, compute_.dtype, {scratch}));
+  input.scratch = memory.view();
+  input.keep.push_back(std::move(memory));
+  if (!widens()) return input;
+  ExpertWeights& w = input.weights;
+  for (ConstTensorView* view : {&input.x, &w.w_in, &w.w_gate, &w.w_out, &w.b_in, &w.b_gate, &w.b_out}) {
+    if (view->num_elements() == 0) continue;
+    EK_ASSIGN_OR_RETURN(Tensor copy, Tensor::Create(device_, compute_.dtype, view->shape()));
+    EK_RETURN_IF_ERROR(Cast(*view, copy.view(), stream));
+    *view = copy.const_view();
+    input.keep.push_back(std::move(copy));
+  }
+  return input;
+}
+
+absl::StatusOr<TensorView> DenseBranch::WideOrSame(TensorView out, std::vector<Tensor>* keep) {
+  if (!widens()) return out;
+  EK_ASSIGN_OR_RETURN(Tensor wide, Tensor::Create(device_, compute_.dtype, out.shape()));
+  keep->push_back(std::move(wide));
+  return keep->back().view();
+}
+
 absl::Status DenseBranch::Forward(const DenseBranchWeights& weights, ConstTensorView x, ConstTensorView m, TensorView y,
                                   DenseBranchTape* tape, Stream& stream) {
   const int64_t tokens = x.shape().rank() == 2 ? x.shape().dim(0) : 0;
@@ -202,19 +244,31 @@ absl::Status DenseBranch::Forward(const DenseBranchWeights& weights, ConstTensor
   const auto make = [&](int64_t columns) { return Tensor::Create(device_, config_.dtype, {tokens, columns}); };
   EK_ASSIGN_OR_RETURN(tape->moe, make(config_.hidden));
   EK_ASSIGN_OR_RETURN(tape->dense, make(config_.hidden));
-  EK_ASSIGN_OR_RETURN(tape->pre, make(shape_.ffn));
-  EK_ASSIGN_OR_RETURN(tape->gate, make(shape_.gated() ? shape_.ffn : 0));
+  const auto make_middle = [&](bool wanted) {
+    return Tensor::Create(device_, compute_.dtype, {tokens, wanted ? shape_.ffn : 0});
+  };
+  EK_ASSIGN_OR_RETURN(tape->pre, make_middle(true));
+  EK_ASSIGN_OR_RETURN(tape->gate, make_middle(shape_.gated()));
   EK_ASSIGN_OR_RETURN(tape->coefficient, Tensor::Create(device_, DType::kF64, {tokens, 2}));
-  EK_ASSIGN_OR_RETURN(Tensor middle, make(shape_.ffn));
-  const ExpertWork work{
-      .pre = tape->pre.view(), .gate = tape->gate.view(), .hidden = middle.view(), .dpre = {}, .dgate = {}};
+  EK_ASSIGN_OR_RETURN(Tensor middle, make_middle(true));
+  EK_ASSIGN_OR_RETURN(MlpInput mlp, PrepareMlp(weights.mlp, x, /*backward=*/false, stream));
+  EK_ASSIGN_OR_RETURN(const TensorView dense, WideOrSame(tape->dense.view(), &mlp.keep));
+  const ExpertWork work{.pre = tape->pre.view(),
+                        .gate = tape->gate.view(),
+                        .hidden = middle.view(),
+                        .dpre = {},
+                        .dgate = {},
+                        .positions_per_source = std::max<int64_t>(1, tokens),
+                        .scratch = mlp.scratch};
+  mlp.keep.push_back(std::move(middle));
   EK_RETURN_IF_ERROR(stream.Copy(tape->moe.view().raw(), m.raw(), m.num_bytes()));
-  EK_RETURN_IF_ERROR(ExpertsForward(shape_, weights.mlp, x, {tokens}, work, tape->dense.view(), stream));
-  EK_RETURN_IF_ERROR(SumOverLanes(tape->dense.view(), stream));
-  // `middle` lives in the queued work until the MLP is done.
+  EK_RETURN_IF_ERROR(ExpertsForward(compute_, mlp.weights, mlp.x, {tokens}, work, dense, stream));
+  EK_RETURN_IF_ERROR(SumOverLanes(dense, stream));
+  if (widens()) EK_RETURN_IF_ERROR(Cast(dense, tape->dense.view(), stream));
+  // Scratch lives in the queued work until the MLP is done.
   return stream.Launch([kind = config_.mix, dtype = config_.dtype, weights, x, y, moe = tape->moe.const_view(),
                         dense = tape->dense.const_view(), a = tape->coefficient.data<double>(),
-                        keep = std::move(middle)] {
+                        keep = std::move(mlp.keep)] {
     Dispatch(dtype, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       Coefficients<T>(kind, x, weights, a);
@@ -235,15 +289,14 @@ absl::Status DenseBranch::Backward(const DenseBranchWeights& weights, DenseBranc
   EK_RETURN_IF_ERROR(CheckMix(gradients.mix, gradients.mix_bias, shape_.gradient_dtype()));
   const auto make = [&](int64_t columns) { return Tensor::Create(device_, config_.dtype, {tokens, columns}); };
   EK_ASSIGN_OR_RETURN(const Tensor ddense, make(config_.hidden));
-  EK_ASSIGN_OR_RETURN(const Tensor middle, make(shape_.ffn));
-  EK_ASSIGN_OR_RETURN(const Tensor dpre, make(shape_.ffn));
-  EK_ASSIGN_OR_RETURN(const Tensor dgate, make(shape_.gated() ? shape_.ffn : 0));
-  const ExpertWork work{.pre = tape.pre.view(),
-                        .gate = tape.gate.view(),
-                        .hidden = middle.view(),
-                        .dpre = dpre.view(),
-                        .dgate = dgate.view()};
+  const auto make_middle = [&](bool wanted) {
+    return Tensor::Create(device_, compute_.dtype, {tokens, wanted ? shape_.ffn : 0});
+  };
+  EK_ASSIGN_OR_RETURN(const Tensor middle, make_middle(true));
+  EK_ASSIGN_OR_RETURN(const Tensor dpre, make_middle(true));
+  EK_ASSIGN_OR_RETURN(const Tensor dgate, make_middle(shape_.gated()));
   const DType dtype = config_.dtype;
+  std::vector<Tensor> keep;
   const auto run = [&]() -> absl::Status {
     EK_RETURN_IF_ERROR(stream.Launch([&] {
       Dispatch(dtype, [&](auto* type) {
@@ -251,9 +304,22 @@ absl::Status DenseBranch::Backward(const DenseBranchWeights& weights, DenseBranc
       });
       return absl::OkStatus();
     }));
+    EK_ASSIGN_OR_RETURN(MlpInput mlp, PrepareMlp(weights.mlp, x, /*backward=*/true, stream));
+    keep = std::move(mlp.keep);
+    EK_ASSIGN_OR_RETURN(const TensorView wide_dense, WideOrSame(ddense.view(), &keep));
+    EK_ASSIGN_OR_RETURN(const TensorView wide_dx, WideOrSame(dx, &keep));
+    if (widens()) EK_RETURN_IF_ERROR(Cast(ddense.const_view(), wide_dense, stream));
+    const ExpertWork work{.pre = tape.pre.view(),
+                          .gate = tape.gate.view(),
+                          .hidden = middle.view(),
+                          .dpre = dpre.view(),
+                          .dgate = dgate.view(),
+                          .positions_per_source = std::max<int64_t>(1, tokens),
+                          .scratch = mlp.scratch};
     EK_RETURN_IF_ERROR(
-        ExpertsBackward(shape_, weights.mlp, x, {tokens}, {}, work, ddense.view(), dx, gradients.mlp, stream));
-    EK_RETURN_IF_ERROR(SumOverLanes(dx, stream));
+        ExpertsBackward(compute_, mlp.weights, mlp.x, {tokens}, {}, work, wide_dense, wide_dx, gradients.mlp, stream));
+    EK_RETURN_IF_ERROR(SumOverLanes(wide_dx, stream));
+    if (widens()) EK_RETURN_IF_ERROR(Cast(wide_dx, dx, stream));
     if (config_.mix == BranchMix::kAdd) return absl::OkStatus();
     return stream.Launch([&] {
       Dispatch(dtype, [&](auto* type) {

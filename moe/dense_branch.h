@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -41,6 +42,9 @@ struct DenseBranchConfig {
   bool bias = false;
   BranchMix mix = BranchMix::kAdd;
   DType dtype = DType::kF32;  // of tokens and weights: f32, f64, bf16
+  // kCanonical: the same bits for every T that divides kCanonicalBlocks, which divide ffn. bf16 is then computed in f32
+  // up to the lanes' sum, from widened copies of weights and tokens.
+  ExpertNumerics numerics = ExpertNumerics::kFast;
 
   // Rows of the mix matrix: 0, 1 or 2.
   int64_t mix_rows() const { return static_cast<int64_t>(mix); }
@@ -65,7 +69,8 @@ struct DenseBranchTape {
 // Not thread-safe. All lanes make the same calls in the same order.
 class DenseBranch {
  public:
-  // tp: null for one lane; it must outlive the branch. InvalidArgument when extents are below 1 or T does not divide F.
+  // tp: null for one lane; it must outlive the branch. InvalidArgument when extents are below 1, T does not divide F,
+  // or canonical numerics do not fit.
   static absl::StatusOr<std::unique_ptr<DenseBranch>> Create(const DenseBranchConfig& config, comm::Communicator* tp,
                                                              Device* device);
 
@@ -84,14 +89,29 @@ class DenseBranch {
                         TensorView dm, TensorView dx, const DenseBranchGradients& gradients, Stream& stream);
 
  private:
+  // What the MLP is called with: the caller's views, or copies in the dtype it computes in, and its scratch.
+  struct MlpInput {
+    ExpertWeights weights;
+    ConstTensorView x;
+    TensorView scratch;
+    std::vector<Tensor> keep;  // what the views show, until the queued work is done
+  };
+
   DenseBranch(const DenseBranchConfig& config, const ExpertShape& shape, comm::Communicator* tp, Device* device)
-      : config_(config), shape_(shape), tp_(tp), device_(device) {}
+      : config_(config), shape_(shape), compute_(shape), tp_(tp), device_(device) {
+    if (widens()) compute_.dtype = DType::kF32;
+  }
+  bool widens() const { return shape_.canonical() && config_.dtype == DType::kBF16; }
+  absl::StatusOr<MlpInput> PrepareMlp(const ExpertWeights& weights, ConstTensorView x, bool backward, Stream& stream);
+  // `out` itself, or where the MLP computes wider a tensor of that dtype, kept in `keep`.
+  absl::StatusOr<TensorView> WideOrSame(TensorView out, std::vector<Tensor>* keep);
   absl::Status CheckTokens(ConstTensorView view, int64_t tokens, const char* name) const;
   absl::Status CheckMix(ConstTensorView mix, ConstTensorView bias, DType dtype) const;
   absl::Status SumOverLanes(TensorView partial, Stream& stream);
 
   const DenseBranchConfig config_;
   const ExpertShape shape_;
+  ExpertShape compute_;  // the same in the dtype it is computed in
   comm::Communicator* const tp_;
   Device* const device_;
 };

@@ -180,6 +180,8 @@ INSTANTIATE_TEST_SUITE_P(Matrix, CanonicalTrainingTest,
                                                std::get<2>(info.param) == Optimizer::kSgd ? "Sgd" : "AdamW");
                          });
 
+constexpr comm::MeshShape kOneRank = {.tp = 1, .ep = 1, .dp = 1, .etp = 1};
+
 LayoutParityConfig PlainConfig() { return Config(DType::kF32, /*capacity=*/true, Optimizer::kSgd); }
 
 // One layout of eight ranks under every order, fetch policy and way to run it.
@@ -200,6 +202,22 @@ TEST(CanonicalOptionsTest, OrdersPoliciesAndOptionsChangeNoBit) {
   Add(&config, "token_sliced", mesh);
   config.runs.back().entry.change = [](TrainingConfig& own) { own.zero3.reduce_bucket_bytes = 512; };
   ExpectOneSetOfBits(config);
+}
+
+// The dense MLP beside the experts is sliced over lanes too.
+TEST(CanonicalOptionsTest, SharedExpertsAndResidualMoe) {
+  for (const bool residual : {false, true}) {
+    LayoutParityConfig config = Config(residual ? DType::kBF16 : DType::kF32, /*capacity=*/true, Optimizer::kSgd);
+    config.base.batches = 4;
+    config.base.model.residual_moe = residual;
+    config.base.model.shared_experts = residual ? 0 : 2;
+    config.base.model.shared_gate = !residual;
+    Add(&config, "reference", kOneRank);
+    Add(&config, "fused", {.tp = 2, .ep = 2, .dp = 4, .etp = 2});
+    Add(&config, "dedup", {.tp = 4, .ep = 4, .dp = 1, .etp = 1});
+    config.runs.back().entry.change = [](TrainingConfig& own) { own.worker_streams = true; };
+    ExpectOneSetOfBits(config);
+  }
 }
 
 TEST(CanonicalOptionsTest, SixteenRanks) {
@@ -258,8 +276,6 @@ FirstDifference FoundInLast(const LayoutParityConfig& config) {
   EXPECT_TRUE(result.runs.back().first_difference.has_value());
   return result.runs.back().first_difference.value_or(FirstDifference());
 }
-
-constexpr comm::MeshShape kOneRank = {.tp = 1, .ep = 1, .dp = 1, .etp = 1};
 
 TEST(CanonicalPlantedFaultTest, ARunInFastNumericsIsFound) {
   LayoutParityConfig config = PlainConfig();

@@ -124,6 +124,7 @@ moe::DenseBranchConfig LanguageModelConfig::branch() const {
   config.bias = expert_bias;
   config.mix = residual_moe ? moe::BranchMix::kSoftmax : shared_gate ? moe::BranchMix::kSigmoid : moe::BranchMix::kAdd;
   config.dtype = dtype;
+  config.numerics = numerics;
   return config;
 }
 
