@@ -127,12 +127,13 @@ absl::Status ExpertsBackward(const ExpertShape& shape, const ExpertWeights& weig
   EK_RETURN_IF_ERROR(CheckExpertTensors(shape, gradients));
   EK_RETURN_IF_ERROR(CheckRows(shape, x, row_counts));
   const auto weight_gradient = [&](ConstTensorView in, ConstTensorView dout, TensorView dw) {
+    if (!work.adds_gradients) return absl::OkStatus();
     if (!shape.canonical()) return GemmGroupedWeightGradient(in, dout, row_counts, positions, dw, stream);
     const bool middle_is_in = in.raw() == work.hidden.raw();
     return CanonicalWeightGradient(shape, middle_is_in, in, dout, row_counts, positions, work, dw, stream);
   };
   const auto bias_gradient = [&](ConstTensorView dout, TensorView db) {
-    if (!shape.bias) return absl::OkStatus();
+    if (!shape.bias || !work.adds_gradients) return absl::OkStatus();
     if (shape.canonical()) return CanonicalBiasGradient(dout, row_counts, positions, work, db, stream);
     return AddBiasGradients(dout, row_counts, positions, db, stream);
   };

@@ -70,6 +70,8 @@ struct ExpertWork {
   int64_t sources = 1;
   int64_t positions_per_source = 1;
   TensorView scratch = {};
+  // Canonical numerics: false leaves the gradients untouched, for a rank whose rows another one counts.
+  bool adds_gradients = true;
 };
 
 // InvalidArgument when a view of `weights` (or of gradients) does not have the shape or dtype above.

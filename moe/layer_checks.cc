@@ -96,9 +96,10 @@ absl::Status CheckNumerics(const MoeConfig& config, const TypedOrder& order, con
     return NotCanonical(absl::StrCat("ep ", groups.ep, " with ", config.router.experts / groups.ep,
                                      " experts per rank, wants powers of two"));
   }
-  if (order.layout == ExpertLayout::kWhole && groups.ep % groups.tp != 0) {
-    return NotCanonical(absl::StrCat("whole experts (etp 1) must see all of a replica's rows: ep ", groups.ep,
-                                     " is not a multiple of tp ", groups.tp));
+  if (order.layout == ExpertLayout::kWhole && groups.ep < groups.tp && order.order.chunks > 1) {
+    return NotCanonical(absl::StrCat("whole experts with ep ", groups.ep, " below tp ", groups.tp,
+                                     " bring the rows of all lanes together, so order '", order.order.name,
+                                     "' cannot run in ", order.order.chunks, " chunks"));
   }
   return CheckSumsOverExperts(order);
 }

@@ -28,7 +28,7 @@ absl::Status CheckConfig(const MoeConfig& config, const GroupSizes& groups);
 Order CanonicalOrder(const Order& order);
 
 // InvalidArgument, one line with the numbers, when canonical numerics cannot hold: sizes that are no powers of two or
-// do not divide the blocks, whole experts that see only some lanes' rows of a source, an order that adds up a token's
+// do not divide the blocks, chunks of whole experts that see only some lanes' rows, an order that adds up a token's
 // experts before their lanes. OK in fast numerics.
 absl::Status CheckNumerics(const MoeConfig& config, const TypedOrder& order, const GroupSizes& groups);
 

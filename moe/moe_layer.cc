@@ -218,12 +218,27 @@ class MoeLayerImpl final : public MoeLayer {
     EK_RETURN_IF_ERROR(CheckOrderSizes(order_, maps.sizes));
     EK_RETURN_IF_ERROR(exchange_.Plan(decision, &maps, stream));
     EK_RETURN_IF_ERROR(CheckOrderSizes(order_, maps.sizes));  // again with the rows
+    if (canonical() && order_.layout == ExpertLayout::kWhole && ep_size() < tp_size()) PlanLaneMerge(decision, &maps);
     state->schedules = BuildSchedules(order_, maps.sizes);
     state->forward_traffic = ComputeTraffic(order_, maps.sizes, false);
     state->backward_traffic = ComputeTraffic(order_, maps.sizes, true);
     state->memory = state->schedules.memory();
     AddGatheredTokens(tokens, state);
+    if (maps.sizes.merges_lanes) {  // x and dy
+      AxisTraffic& control = state->backward_traffic.control_tp;
+      control.bytes +=
+          2 * maps.lane_merge.rows_of_lane[lane()] * config_.router.hidden * SizeOf(config_.dtype) * (tp_size() - 1);
+      control.collectives += 2;
+    }
     return absl::OkStatus();
+  }
+
+  void PlanLaneMerge(const RoutingDecision& decision, RowMaps* maps) const {
+    maps->lane_merge =
+        MergeLanes(decision, {.tp = tp_size(), .ep = ep_size(), .lane = lane(), .padded = !order_.is_ragged()});
+    maps->sizes.merges_lanes = true;
+    maps->sizes.gathered_rows = maps->lane_merge.num_gathered();
+    maps->sizes.merged_rows = maps->lane_merge.num_merged();
   }
 
   // What GatherTokens and AddOwnRows add to the predictions.
@@ -249,6 +264,7 @@ class MoeLayerImpl final : public MoeLayer {
     input.maps = &state->maps;
     input.tp = groups_.tp;
     input.ep = groups_.ep;
+    input.control_tp = control_tp();
     input.ep_node = groups_.ep_node;
     input.ep_peers = groups_.ep_peers;
     input.exchange_stream = exchange_stream_.get();

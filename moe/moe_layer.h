@@ -48,7 +48,7 @@ struct MoeConfig {
   bool recompute_experts = false;
   // kCanonical: output and every gradient (dW after the sum over EDP) have the same bits for every order, expert layout
   // and power-of-two TP and EP size, as long as each source has the same tokens. TP divides kCanonicalBlocks and those
-  // divide ffn; whole experts need an EP group of whole TP groups. Capacities are multiples of kCanonicalBlocks, and
+  // divide ffn. Capacities are multiples of kCanonicalBlocks, and
   // the sum over a token's experts follows a tree over expert ids. bf16 tokens and weights are computed, and travel, as
   // f32 rows (the predictions say so). Costs copies and scratch: docs/numerics.md.
   ExpertNumerics numerics = ExpertNumerics::kFast;

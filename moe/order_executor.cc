@@ -299,12 +299,38 @@ absl::Status OrderExecutor::Experts(const Action& action) {
   if (action.kind == ActionKind::kExperts) {
     return ExpertsForward(shape, weights, Read(action.in), counts, work, Write(action.out), stream_);
   }
+  if (in_.maps->sizes.merges_lanes) {
+    return MergedExpertsBackward(action, shape, weights, ChunkOf(in_.gradients, range.begin, range.size), work);
+  }
   if (action.recompute) {
     EK_RETURN_IF_ERROR(ExpertsRecompute(shape, weights, Read(action.saved_rows), counts, work, stream_));
   }
   const ExpertGradients gradients = ChunkOf(in_.gradients, range.begin, range.size);
   return ExpertsBackward(shape, weights, Read(action.saved_rows), counts, in_.maps->Positions(action.chunk), work,
                          Read(action.in), Write(action.out), gradients, stream_);
+}
+
+absl::Status OrderExecutor::MergedExpertsBackward(const Action& action, const ExpertShape& shape,
+                                                  const ExpertWeights& weights, const ExpertGradients& gradients,
+                                                  ExpertWork work) {
+  const LaneMerge& merge = in_.maps->lane_merge;
+  std::vector<int64_t> counts = merge.rows_of_lane;
+  for (int64_t& count : counts) count *= shape.hidden;
+  const auto index = [](const std::vector<int32_t>& rows) {
+    return ConstTensorView(rows.data(), DType::kI32, Shape({static_cast<int64_t>(rows.size())}));
+  };
+  const auto bring = [&](ConstTensorView own, TensorView merged) -> absl::Status {
+    EK_RETURN_IF_ERROR(in_.control_tp->AllGatherV(own, Work(action.gathered), counts, stream_));
+    return GatherRows(Work(action.gathered), index(merge.gathered_of_merged), merged, stream_);
+  };
+  EK_RETURN_IF_ERROR(bring(Read(action.saved_rows), Work(action.merged_x)));
+  EK_RETURN_IF_ERROR(bring(Read(action.in), Work(action.merged_dy)));
+  work.adds_gradients = merge.adds_gradients;
+  const ConstTensorView x = Work(action.merged_x);
+  EK_RETURN_IF_ERROR(ExpertsRecompute(shape, weights, x, merge.rows_of_expert, work, stream_));
+  EK_RETURN_IF_ERROR(ExpertsBackward(shape, weights, x, merge.rows_of_expert, merge.positions, work,
+                                     Work(action.merged_dy), Work(action.merged_dx), gradients, stream_));
+  return GatherRows(Work(action.merged_dx), index(merge.merged_of_own), Write(action.out), stream_);
 }
 
 std::vector<int64_t> OrderExecutor::LaneCounts(const Action& action) const {

@@ -49,7 +49,8 @@ struct ExecutorInput {
   const RowMaps* maps = nullptr;
   comm::Communicator* tp = nullptr;  // null: group of one
   comm::Communicator* ep = nullptr;
-  comm::Communicator* ep_node = nullptr;  // of orders that exchange by level
+  comm::Communicator* control_tp = nullptr;  // for rows of merged lanes
+  comm::Communicator* ep_node = nullptr;     // of orders that exchange by level
   comm::Communicator* ep_peers = nullptr;
   // For exchanges and what regroups their rows; null: they go on the executor's stream like everything else.
   Stream* exchange_stream = nullptr;
@@ -97,6 +98,9 @@ class OrderExecutor {
   absl::Status Expand(const Action& action);
   absl::Status FoldTransposed(const Action& action);
   absl::Status Experts(const Action& action);
+  // The backward of all rows of this rank's experts on the lanes of its TP group.
+  absl::Status MergedExpertsBackward(const Action& action, const ExpertShape& shape, const ExpertWeights& weights,
+                                     const ExpertGradients& gradients, ExpertWork work);
   absl::Status Gather(const Action& action);
   absl::Status ReduceScatter(const Action& action);
   absl::Status Exchange(const Action& action);

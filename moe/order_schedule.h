@@ -68,6 +68,8 @@ struct Action {
   RowsRef out;
   // Experts: buffers of ExpertWork, -1 where not needed. `saved_rows` is the tape's input of experts, combine or fold.
   int pre = -1, gate = -1, hidden = -1, dpre = -1, dgate = -1, scratch = -1;
+  // Experts' backward on merged lanes: rows of all lanes, then x, dy and dx of the merged ones.
+  int gathered = -1, merged_x = -1, merged_dy = -1, merged_dx = -1;
   RowsRef saved_rows;
   int chunk = kAllChunks;     // of which chunk the rows are; 0 in an order without chunks
   bool back = false;          // regroup: to [node][local index]

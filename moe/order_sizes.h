@@ -49,6 +49,11 @@ struct OrderSizes {
   bool gated = false;         // SwiGLU; for memory only
   bool recompute = false;     // the experts' middle is computed again in backward; for memory only
   int canonical_sources = 0;  // canonical numerics: replicas of the EP group; 0: fast numerics. For memory only
+  // Canonical numerics, whole experts with E < T: the experts' backward runs on the rows of several lanes
+  // (lane_merge.h). For memory only.
+  bool merges_lanes = false;
+  int64_t gathered_rows = 0;
+  int64_t merged_rows = 0;
   DType dtype = DType::kF32;
   int tp = 1;
   int ep = 1;

@@ -15,7 +15,8 @@ OrderSizes WithChunks(const TypedOrder& order, OrderSizes sizes) {
 std::vector<int> BuffersOf(const Action& action) {
   std::vector<int> uses;
   for (int buffer : {action.in.buffer, action.out.buffer, action.saved_rows.buffer, action.pre, action.gate,
-                     action.hidden, action.dpre, action.dgate, action.scratch}) {
+                     action.hidden, action.dpre, action.dgate, action.scratch, action.gathered, action.merged_x,
+                     action.merged_dy, action.merged_dx}) {
     if (buffer >= 0) uses.push_back(buffer);
   }
   return uses;
@@ -120,10 +121,10 @@ int ProgramBuilder::NewWork(int64_t rows, int64_t columns) {
   return static_cast<int>(out_.buffers.size()) - 1;
 }
 
-int ProgramBuilder::NewScratch(const RowsRef& rows, bool backward) {
+int ProgramBuilder::NewScratch(const RowsRef& rows, int64_t num_rows, bool backward) {
   const int64_t experts = ChunkOfExperts(sizes_.experts / sizes_.ep, sizes_.chunks, chunk_).size;
   const CanonicalExtents extents = {
-      .rows = rows.type.form == Dim::kSlots ? rows.rows / experts : rows.rows,
+      .rows = rows.type.form == Dim::kSlots ? num_rows / experts : num_rows,
       .hidden = sizes_.hidden,
       .ffn = Columns(),
       .blocks = kCanonicalBlocks / (order_.layout == ExpertLayout::kTensorParallel ? sizes_.tp : 1),

@@ -71,7 +71,7 @@ class ProgramBuilder {
   int64_t Columns() const;  // of the experts' middle
   int NewWork(int64_t rows, int64_t columns);
   // Where canonical sums wait. Of ragged rows, one expert may have all.
-  int NewScratch(const RowsRef& rows, bool backward);
+  int NewScratch(const RowsRef& rows, int64_t num_rows, bool backward);
   Action& Emit(ActionKind kind, const RowsRef& in, const RowsRef& out);
   bool IsWholeOwn(const RowsRef& value) const;
   bool IsTape(int buffer) const;

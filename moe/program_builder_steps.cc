@@ -234,20 +234,29 @@ RowsRef ProgramBuilder::Experts(const TypedStep& typed, const RowsRef& in) {
   const bool backward = typed.step.transposed;
   if (!backward) tape_.experts.push_back({.rows = rows});
   ExpertTape& tape = tape_.experts[chunk_];
-  const bool fresh = !backward || sizes_.recompute;
-  const int pre = fresh ? NewWork(rows.rows, Columns()) : tape.pre;
-  const int gate = !sizes_.gated ? -1 : fresh ? NewWork(rows.rows, Columns()) : tape.gate;
+  const bool merges = backward && sizes_.merges_lanes;
+  const bool fresh = !backward || merges || sizes_.recompute;
+  const int64_t n = merges ? sizes_.merged_rows : rows.rows;
+  const int pre = fresh ? NewWork(n, Columns()) : tape.pre;
+  const int gate = !sizes_.gated ? -1 : fresh ? NewWork(n, Columns()) : tape.gate;
   if (!backward && !sizes_.recompute) {
     tape.pre = pre;
     tape.gate = gate;
   }
-  const int hidden = NewWork(rows.rows, Columns());
-  const int dpre = typed.step.transposed ? NewWork(rows.rows, Columns()) : -1;
-  const int dgate = typed.step.transposed && sizes_.gated ? NewWork(rows.rows, Columns()) : -1;
-  const int scratch = sizes_.canonical_sources > 0 ? NewScratch(rows, backward) : -1;
+  const int hidden = NewWork(n, Columns());
+  const int dpre = backward ? NewWork(n, Columns()) : -1;
+  const int dgate = backward && sizes_.gated ? NewWork(n, Columns()) : -1;
+  const int scratch = sizes_.canonical_sources > 0 ? NewScratch(rows, n, backward) : -1;
+  const int gathered = merges ? NewWork(sizes_.gathered_rows, sizes_.hidden) : -1;
+  const int merged[] = {merges ? NewWork(n, sizes_.hidden) : -1, merges ? NewWork(n, sizes_.hidden) : -1,
+                        merges ? NewWork(n, sizes_.hidden) : -1};
   Action& action = Emit(backward ? ActionKind::kExpertsTransposed : ActionKind::kExperts, rows, out);
   action.scratch = scratch;
-  action.recompute = backward && sizes_.recompute;
+  action.gathered = gathered;
+  action.merged_x = merged[0];
+  action.merged_dy = merged[1];
+  action.merged_dx = merged[2];
+  action.recompute = backward && (merges || sizes_.recompute);
   action.pre = pre;
   action.gate = gate;
   action.hidden = hidden;

@@ -13,6 +13,7 @@
 #include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/dedup_plan.h"
 #include "evenkeel/moe/dispatch_plan.h"
+#include "evenkeel/moe/lane_merge.h"
 #include "evenkeel/moe/order_schedule.h"
 #include "evenkeel/moe/order_sizes.h"
 #include "evenkeel/moe/ragged_plan.h"
@@ -33,6 +34,7 @@ struct RowMaps {
   NodeSendPlan node_send;
   NodeMiddlePlan node_middle;
   std::vector<int32_t> expert_of_route;  // [tokens, k] of all tokens; canonical numerics only
+  LaneMerge lane_merge;                  // where sizes.merges_lanes
   // Of ragged orders that exchange by level: rows at this rank half way. [chunks, node of the source, local index of
   // the destination]
   std::vector<int64_t> middle;

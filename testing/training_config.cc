@@ -102,10 +102,6 @@ absl::Status CheckCanonical(const TrainingConfig& config, const comm::MeshShape&
     return Bad(absl::StrCat("canonical numerics cut ffn into ", moe::kCanonicalBlocks, " blocks; ffn ", model.ffn,
                             " with tp ", layout.tp, " does not fit"));
   }
-  if (layout.etp < layout.tp && layout.ep % layout.tp != 0) {
-    return Bad(absl::StrCat("canonical numerics with whole experts (etp ", layout.etp,
-                            ") want ep to be a multiple of tp; ep is ", layout.ep, ", tp ", layout.tp));
-  }
   return absl::OkStatus();
 }
 

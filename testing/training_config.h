@@ -102,7 +102,7 @@ struct TrainingConfig {
 // world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1, a bad optimizer, a
 // gate without shared experts, residual MoE beside them, batches that are not dp times a power of two. Canonical
 // numerics also want batches, dp, ep, heads and experts to be powers of two, tp to divide moe::kCanonicalBlocks and
-// those ffn, and with whole experts ep to be a multiple of tp.
+// those ffn.
 absl::Status ValidateTrainingConfig(const TrainingConfig& config);
 
 // `mesh` with the expert TP that `order` asks for: whole experts have etp 1, sliced ones etp = tp; an order that takes
