@@ -87,7 +87,6 @@ absl::Status CheckBatches(const TrainingConfig& config) {
 absl::Status CheckCanonical(const TrainingConfig& config, const comm::MeshShape& layout) {
   const LanguageModelConfig& model = config.model;
   if (!model.canonical()) return absl::OkStatus();
-  if (model.has_branch()) return Bad("canonical numerics have no dense branch: no shared_experts, no residual_moe");
   const std::pair<const char*, int64_t> powers[] = {{"batches", config.num_batches()},
                                                     {"dp", layout.dp},
                                                     {"ep", layout.ep},

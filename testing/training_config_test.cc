@@ -68,10 +68,12 @@ TEST(TrainingConfigTest, EachBadNumberIsNamed) {
               }),
               HasSubstr("residual_moe beside 2 shared_experts"));
   EXPECT_THAT(Refusal([](TrainingConfig& c) {
-                c.model.shared_experts = 2;
                 c.model.numerics = moe::ExpertNumerics::kCanonical;
+                c.model.heads = 12;
+                c.model.hidden = 96;
               }),
-              HasSubstr("canonical numerics have no dense branch"));
+              HasSubstr("canonical numerics want powers of two, heads is 12"));
+  EXPECT_THAT(Refusal([](TrainingConfig& c) { c.batches = 12; }), HasSubstr("batches 12 is not dp 8 times a power"));
 }
 
 TEST(TrainingConfigTest, AnOrderBringsItsExpertLayout) {
