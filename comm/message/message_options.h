@@ -15,8 +15,9 @@ struct MessageOptions {
   // receiver, and as long as it moves nobody looks at notices. Pieces that are combined on arrival are smaller
   // (payload_flows.h).
   int64_t piece_bytes = 4 << 20;
-  // Pieces under way per peer and direction.
-  int window = 4;
+  // Pieces under way per peer and direction: a rank that takes pieces does not look at what it sends, so that its peer
+  // must have enough of them ahead.
+  int window = 8;
   // A digest follows the pieces to each peer and is compared before Exchange returns. Records always carry one.
   bool payload_digest = false;
 };
