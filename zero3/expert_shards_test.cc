@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/mesh.h"
+#include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/zero3/partitioned_model.h"
 #include "evenkeel/zero3/testing/toy_training.h"
@@ -45,6 +46,37 @@ TEST(ExpertShardsTest, Trail45_NormOfAMoEModelWithOffloadIsTheSame) {
         }
       }
     }
+  }
+}
+
+// A leaf with dense and expert parameters is one unit per family: two gathers that share their edges, and the host
+// operations that the formula predicts.
+TEST(ExpertShardsTest, LeafOfTwoFamiliesIsGatheredOncePerFamily) {
+  for (const char* policy : {"flat", "coalesced", "per_parameter"}) {
+    ToyConfig config;
+    config.mesh = {.tp = 1, .ep = 2, .dp = 4, .etp = 1};
+    config.options.policy = policy;
+    config.before_step = [](int step, int, PartitionedModel& model) -> absl::Status {
+      if (step != 2) return absl::OkStatus();
+      EK_RETURN_IF_ERROR(model.UseTrace("alone"));
+      EK_ASSIGN_OR_RETURN(const LeafId block, model.FindLeaf("layers.1.moe"));
+      for (int turn = 0; turn < 4; ++turn) {
+        const ModelCounts before = model.counts();
+        EK_RETURN_IF_ERROR(model.Fetch(block).status());
+        EK_RETURN_IF_ERROR(model.Release(block));
+        EK_RETURN_IF_ERROR(model.UseTrace("alone"));  // memory that the policy brought goes back
+        const ModelCounts after = model.counts();
+        if (after.gathers - before.gathers != 2) return absl::InternalError("not one gather per family");
+        const int64_t operations = after.fetch_host_operations - before.fetch_host_operations;
+        // The first turn records, the second binds the views of the plan's places.
+        if (turn > 1 && operations != model.PredictedHostOperations(block)) {
+          return absl::InternalError(absl::StrCat("turn ", turn, ": ", operations, " host operations, not ",
+                                                  model.PredictedHostOperations(block)));
+        }
+      }
+      return model.UseTrace("step");
+    };
+    EXPECT_OK(RunToy(config).status()) << policy;
   }
 }
 

@@ -12,6 +12,7 @@
 #include "evenkeel/zero3/coordinator.h"
 #include "evenkeel/zero3/fetch_policy.h"
 #include "evenkeel/zero3/gradient_reducer.h"
+#include "evenkeel/zero3/leaf_gradients.h"
 #include "evenkeel/zero3/policy_layouts.h"
 #include "evenkeel/zero3/replica_check.h"
 #include "evenkeel/zero3/shard_guard.h"
@@ -73,8 +74,6 @@ class PartitionedModel::Impl {
                     const PartitionedModelOptions& options, const ModelGroups& groups, Device* device, Stream* compute,
                     Stream* comm);
 
-  absl::StatusOr<absl::Span<const TensorView>> Gradients(int leaf);
-  absl::Status FlushGradients(int leaf);
   absl::StatusOr<StepResult> Step();
   absl::Status ZeroGradients();
   absl::Status StateLoaded(const StepProgress& progress);
@@ -88,30 +87,21 @@ class PartitionedModel::Impl {
   std::vector<Leaf> leaves;
   std::vector<std::unique_ptr<Unit>> units;
   std::unique_ptr<Coordinator> coordinator;
-  std::unique_ptr<GradientReducer> reducer;
-  std::unique_ptr<ShardedOptimizer> optimizer;
   std::unique_ptr<StateAccess> access;
+  std::unique_ptr<LeafGradients> gradients;
+  std::unique_ptr<ShardedOptimizer> optimizer;
   const FetchPolicy* policy = nullptr;
   std::vector<std::string> state_names;
 
  private:
   absl::Status CreateUnits(const PartitionedModelOptions& options, const ModelGroups& groups);
-  absl::Status FlushRest();
   void PrepareReplicaCheck();
 
   std::unique_ptr<ShardGuard> guard_;
   std::unique_ptr<ReplicaCheck> replica_check_;
-  int micro_batches_ = 1;
   int check_interval_ = 0;
   int64_t steps_seen_ = 0;
   bool check_due_ = false;
-  std::vector<std::vector<bool>> flushed_;  // [unit][leaf of the unit], in this micro-batch
-  std::vector<bool> reduced_;               // [unit] at least once in this step
-  struct LeafGradients {
-    std::vector<uint64_t> openings;  // of the leaf's units, when the views were taken
-    std::vector<TensorView> views;
-  };
-  std::vector<LeafGradients> leaf_gradients_;
   OrderLog log_;
   Device* device_ = nullptr;
   Stream* compute_ = nullptr;
@@ -143,20 +133,20 @@ absl::Status PartitionedModel::Impl::Init(std::vector<ParameterSpec> specs, cons
     return Error(absl::StatusCode::kInvalidArgument, "create", "",
                  absl::StrCat("micro_batches ", options.micro_batches, " is not a power of two"));
   }
-  micro_batches_ = options.micro_batches;
   const ReducerOptions reducing{.dp_size = SizeOfGroup(groups.dp),
                                 .reduce_bucket_bytes = options.reduce_bucket_bytes,
                                 .micro_batches = options.micro_batches};
-  EK_ASSIGN_OR_RETURN(reducer, GradientReducer::Create(all, reducing, &log_, device, compute, comm));
-  EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<GradientReducer> reducer,
+                      GradientReducer::Create(all, reducing, &log_, device, compute, comm));
   access = std::make_unique<StateAccess>(all, parameters, state_names, device, comm);
+  gradients = std::make_unique<LeafGradients>(all, leaves, access.get(), options.micro_batches, std::move(reducer));
+  EK_ASSIGN_OR_RETURN(optimizer, ShardedOptimizer::Create(all, options, groups, device, compute, comm));
   for (const auto& unit : units) EK_RETURN_IF_ERROR(unit->Initialize(options.seed, *comm));
   if (options.verify_shards) guard_ = std::make_unique<ShardGuard>(all);
   coordinator->UseShardGuard(guard_.get());
   replica_check_ = std::make_unique<ReplicaCheck>(all, groups, device, compute, comm);
   check_interval_ = options.replica_check_interval;
   PrepareReplicaCheck();
-  leaf_gradients_.resize(leaves.size());
   return absl::OkStatus();
 }
 
@@ -168,74 +158,14 @@ absl::Status PartitionedModel::Impl::CreateUnits(const PartitionedModelOptions& 
     comm::Communicator* group = members.family == Family::kExpert ? groups.edp : groups.dp;
     EK_ASSIGN_OR_RETURN(std::unique_ptr<Unit> unit, Unit::Create(std::move(members), parameters, *policy, group,
                                                                  static_cast<int>(state_names.size()), devices));
-    flushed_.emplace_back(unit->members().leaves.size(), false);
-    reduced_.push_back(false);
     units.push_back(std::move(unit));
   }
   return absl::OkStatus();
 }
 
-// The views are only written when a unit was opened anew: other threads may be reading them.
-absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Impl::Gradients(int leaf) {
-  LeafGradients& gradients = leaf_gradients_[static_cast<size_t>(leaf)];
-  std::vector<uint64_t> openings;
-  for (int u : coordinator->UnitsOf(leaf)) {
-    EK_RETURN_IF_ERROR(reducer->Open(u).status());
-    openings.push_back(reducer->opening(u));
-  }
-  if (openings == gradients.openings) return absl::MakeConstSpan(gradients.views);
-  gradients.openings = std::move(openings);
-  gradients.views.clear();
-  for (int p : leaves[static_cast<size_t>(leaf)].parameters) {
-    const StateAccess::Home home = access->home(p);
-    EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> of_unit, reducer->Open(home.unit));
-    gradients.views.push_back(of_unit[static_cast<size_t>(home.position)]);
-  }
-  return absl::MakeConstSpan(gradients.views);
-}
-
-// A unit of several leaves waits for all of them, so that it is reduced once per micro-batch.
-absl::Status PartitionedModel::Impl::FlushGradients(int leaf) {
-  for (int u : coordinator->UnitsOf(leaf)) {
-    std::vector<bool>& flushed = flushed_[static_cast<size_t>(u)];
-    const std::vector<int>& users = units[static_cast<size_t>(u)]->members().leaves;
-    const size_t user = static_cast<size_t>(std::find(users.begin(), users.end(), leaf) - users.begin());
-    if (flushed[user]) {
-      // The leaf begins its next micro-batch before other users of the unit have flushed: their part is zero.
-      EK_RETURN_IF_ERROR(reducer->Flush(u));
-      flushed.assign(flushed.size(), false);
-      reduced_[static_cast<size_t>(u)] = true;
-    }
-    flushed[user] = true;
-    if (std::find(flushed.begin(), flushed.end(), false) != flushed.end()) continue;
-    EK_RETURN_IF_ERROR(reducer->Flush(u));
-    flushed.assign(flushed.size(), false);
-    reduced_[static_cast<size_t>(u)] = true;
-  }
-  return absl::OkStatus();
-}
-
-// In unit order: everything that is open or was not reduced in this step. Zero where a rank has nothing.
-absl::Status PartitionedModel::Impl::FlushRest() {
-  for (size_t u = 0; u < units.size(); ++u) {
-    const bool pending = std::find(flushed_[u].begin(), flushed_[u].end(), true) != flushed_[u].end();
-    if (pending || !reduced_[u] || reducer->is_open(static_cast<int>(u))) {
-      // A unit that nobody used is zero in all of its micro-batches.
-      const bool unused = !pending && !reduced_[u];
-      for (int i = 0; i < (unused ? micro_batches_ : 1); ++i) {
-        EK_RETURN_IF_ERROR(reducer->Flush(static_cast<int>(u)));
-      }
-    }
-    flushed_[u].assign(flushed_[u].size(), false);
-    reduced_[u] = false;
-  }
-  EK_RETURN_IF_ERROR(reducer->Finish());
-  return reducer->CheckComplete();
-}
-
 absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
   EK_RETURN_IF_ERROR(coordinator->CheckNothingFetched());
-  EK_RETURN_IF_ERROR(FlushRest());
+  EK_RETURN_IF_ERROR(gradients->FlushRest());
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   EK_RETURN_IF_ERROR(comm_->Synchronize());
   EK_RETURN_IF_ERROR(coordinator->EndPass());
@@ -258,11 +188,7 @@ void PartitionedModel::Impl::PrepareReplicaCheck() {
 }
 
 absl::Status PartitionedModel::Impl::ZeroGradients() {
-  reducer->Discard();
-  for (size_t u = 0; u < units.size(); ++u) {
-    flushed_[u].assign(flushed_[u].size(), false);
-    reduced_[u] = false;
-  }
+  gradients->Discard();
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   return optimizer->ZeroGradients();
 }
@@ -283,7 +209,7 @@ absl::Status PartitionedModel::Impl::StateLoaded(const StepProgress& progress) {
 absl::Status PartitionedModel::Impl::ReadTensor(int parameter, TensorKind kind, absl::string_view state,
                                                 TensorView out) {
   EK_RETURN_IF_ERROR(access->CheckRead(parameter, kind, out));
-  if (kind == TensorKind::kGradient) EK_RETURN_IF_ERROR(reducer->FinishBucketOf(access->home(parameter).unit));
+  if (kind == TensorKind::kGradient) EK_RETURN_IF_ERROR(gradients->FinishBucketOf(parameter));
   return access->ReadTensor(parameter, kind, state, out);
 }
 
@@ -342,13 +268,13 @@ absl::Status PartitionedModel::Release(LeafId id) {
 absl::StatusOr<absl::Span<const TensorView>> PartitionedModel::Gradients(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
   absl::MutexLock lock(&impl_->mutex);
-  return impl_->Gradients(id.value);
+  return impl_->gradients->Open(id.value);
 }
 
 absl::Status PartitionedModel::FlushGradients(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
   absl::MutexLock lock(&impl_->mutex);
-  return impl_->FlushGradients(id.value);
+  return impl_->gradients->Flush(id.value);
 }
 
 absl::StatusOr<StepResult> PartitionedModel::Step() {
@@ -412,13 +338,13 @@ ModelCounts PartitionedModel::counts() const {
   counts.prefetched = fetching.prefetched;
   counts.prefetch_wasted = fetching.prefetch_wasted;
   counts.reused = fetching.reused;
-  counts.flushes = impl_->reducer->num_collectives();
+  counts.flushes = impl_->gradients->reducer().num_collectives();
   counts.gathered_bytes = fetching.gathered_bytes;
   counts.peak_gathered_bytes = fetching.peak_gathered_bytes;
   counts.predicted_peak_gathered_bytes = fetching.predicted_peak_gathered_bytes;
   counts.arena_bytes = fetching.arena_bytes;
-  counts.gradient_pool_bytes = impl_->reducer->pool_bytes();
-  counts.pending_gradient_bytes = impl_->reducer->pending_bytes();
+  counts.gradient_pool_bytes = impl_->gradients->reducer().pool_bytes();
+  counts.pending_gradient_bytes = impl_->gradients->reducer().pending_bytes();
   counts.trace_changes = fetching.trace_changes;
   counts.fetch_host_operations = fetching.fetch_host_operations;
   counts.fetch_cycles = fetching.fetch_cycles;

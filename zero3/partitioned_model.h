@@ -14,7 +14,8 @@
 //   EK_RETURN_IF_ERROR(model->Release(block));
 //   EK_ASSIGN_OR_RETURN(StepResult result, model->Step());                // vote, norm, clip, update
 //
-// All ranks of every group make the same calls in the same order (Fetch, Release, FlushGradients, Step, Read...):
+// All ranks of every group make the same calls in the same order (Fetch, Release, Gradients, FlushGradients,
+// Step, Read...):
 // nothing here depends on data. A leaf may be fetched several times at once (nested use, several threads): it is
 // gathered once and released when the last user is done. A parameter that two leaves share has its own storage unit
 // with the same rule. A rank whose order differs is found by the next Step at the latest, which shows both lists.
