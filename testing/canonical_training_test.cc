@@ -152,7 +152,7 @@ class Resummed final : public comm::CallObserver {
 using Case = std::tuple<DType, bool, Optimizer>;
 class CanonicalTrainingTest : public ::testing::TestWithParam<Case> {};
 
-// Every T, E, expert TP and W of at most eight ranks, 45 layouts. In each dtype every layout is run once: with and
+// Every T, E, expert TP and W of at most eight ranks, 40 layouts. In each dtype every layout is run once: with and
 // without a capacity, under SGD and AdamW and under the orders that fit, which take turns.
 TEST_P(CanonicalTrainingTest, LayoutsHaveOneSetOfBits) {
   const auto& [dtype, capacity, optimizer] = GetParam();
