@@ -129,6 +129,7 @@ class World final : public InProcessWorld, public InProcessHost {
   void EnterRank(int rank) override;
   void LeaveRank(int rank) override;
   void AdmitAll() override;
+  std::vector<absl::Status> Run(const std::function<absl::Status(Backend&)>& body) override;
 
   absl::StatusOr<std::shared_ptr<InProcessGroup>> Gather(const Group& group, int rank);
   int64_t NextEpoch() {
@@ -235,6 +236,22 @@ void World::AdmitAll() {
   for (Seat& seat : seats_) {
     if (std::exchange(seat.left, false)) num_running_.fetch_add(1, std::memory_order_seq_cst);
   }
+}
+
+std::vector<absl::Status> World::Run(const std::function<absl::Status(Backend&)>& body) {
+  AdmitAll();
+  std::vector<absl::Status> statuses(size());
+  std::vector<std::thread> threads;
+  threads.reserve(size());
+  for (int rank = 0; rank < size(); ++rank) {
+    threads.emplace_back([this, &body, &statuses, rank] {
+      EnterRank(rank);
+      statuses[rank] = body(backend(rank));
+      LeaveRank(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
 }
 
 void World::Release(std::shared_ptr<InProcessGroup> group) {

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,6 +60,10 @@ class InProcessWorld {
   virtual void LeaveRank(int rank) = 0;
   // All ranks count as present again, for groups made from now on.
   virtual void AdmitAll() = 0;
+
+  // Admits all, calls `body` once per rank, each on a thread of its own, and returns what each gave, by rank. A rank
+  // whose body has returned has left: peers that still wait for it get Unavailable.
+  virtual std::vector<absl::Status> Run(const std::function<absl::Status(Backend&)>& body) = 0;
 };
 
 }  // namespace evenkeel::comm

@@ -219,10 +219,40 @@ def trails(files):
                 yield file.path, number, f"no test of this row has {entry} in its name"
 
 
+FAULT_PAGE = "docs/comm_faults.md"
+# The rows of the fault table about collectives: agreement, buffers and numbers, processes and start-up.
+FAULTS = [f"C{n:02}" for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 15, 16, 17, 18, 20, 21, 22, 23, 24, 25, 26, 27, 29, 30, 31)]
+
+
+def faults(files):
+    """Rows of the fault page that are missing, name no test with their id, or name a test that is gone."""
+    pages = [file for file in files if file.path == FAULT_PAGE]
+    tests = set()
+    for file in files if pages else ():
+        if file.is_cpp() and file.path.startswith("comm/"):
+            tests.update(re.findall(r"^TEST(?:_[PF])?\(\w+,\s*(C\d\d_\w+)\)", file.text, re.MULTILINE))
+            tests.update(re.findall(r"^INSTANTIATE_TEST_SUITE_P\((C\d\d_\w+),", file.text, re.MULTILINE))
+            tests.update(re.findall(r'"(C\d\d_\w+)"', file.text))  # cases of the conformance suite
+    for page in pages:
+        rows = set()
+        for number, line in enumerate(page.lines, 1):
+            row = re.match(r"\| (C\d\d) \|", line)
+            named = re.findall(r"`(C\d\d_\w+)`", line)
+            for name in named:
+                if name not in tests:
+                    yield page.path, number, f"no test is called {name}"
+            if row:
+                rows.add(row[1])
+                if not any(name.startswith(row[1]) for name in named):
+                    yield page.path, number, f"no test of this row has {row[1]} in its name"
+        for missing in sorted(set(FAULTS) - rows):
+            yield page.path, 1, f"no row {missing}"
+
+
 def check(files):
     """Returns [(path, line, message)] for a list of File."""
     found = [(file.path, line, message) for file in files for rule in RULES for line, message in rule(file)]
-    return sorted(found + list(orphans(files)) + list(trails(files)))
+    return sorted(found + list(orphans(files)) + list(trails(files)) + list(faults(files)))
 
 
 def tree(root):

@@ -109,6 +109,20 @@ class TidyTest(unittest.TestCase):
                          "| 10 | x | not a test: `reason` |\n")
         self.assertEqual([line for _, line, _ in tidy.trails([test, page])], [3, 4])
 
+    def test_rows_of_the_fault_page_without_their_test_are_found(self):
+        rows = "".join(f"| {row} | x | `{row}_Case` |\n" for row in tidy.FAULTS)
+        cases = "".join(f'  add("{row}_Case", Case);\n' for row in tidy.FAULTS if row not in ("C06", "C12", "C22"))
+        test = tidy.File("comm/x_test.cc", "// A.\nTEST(X, C06_Case) {}\nINSTANTIATE_TEST_SUITE_P(C12_Case, X);\n"
+                         "TEST_F(X,\n       C22_Case) {}\n" + cases)
+        page = tidy.File(tidy.FAULT_PAGE, rows)
+        self.assertEqual(list(tidy.faults([test, page])), [])
+        self.assertEqual(list(tidy.faults([test])), [])
+        gone = tidy.File("comm/x_test.cc", test.text.replace("C22_Case", "C22_Other"))
+        self.assertEqual([message for _, _, message in tidy.faults([gone, page])], ["no test is called C22_Case"])
+        other = tidy.File(tidy.FAULT_PAGE, rows.replace("`C31_Case`", "`C30_Case`").replace("| C01 |", "| - |"))
+        self.assertEqual([message for _, _, message in tidy.faults([test, other])],
+                         ["no test of this row has C31 in its name", "no row C01"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -83,6 +83,7 @@ class ObservedCommunicator final : public Communicator {
     info.dtype = recv.dtype();
     info.send_elements = send.num_elements();
     info.recv_elements = recv.num_elements();
+    info.send = send;
     info.recv = recv;
     return info;
   }

@@ -31,8 +31,9 @@ struct CallInfo {
   std::optional<ReduceOp> reduce_op = std::nullopt;  // of reductions
   int64_t send_elements = 0;
   int64_t recv_elements = 0;
-  int peer = -1;         // root of a broadcast, peer of send and recv
-  TensorView recv = {};  // what the call writes
+  int peer = -1;              // root of a broadcast, peer of send and recv
+  ConstTensorView send = {};  // what the call reads; of a broadcast: its buffer
+  TensorView recv = {};       // what the call writes; of a broadcast: its buffer
 };
 
 // Thread-safety is the observer's own matter: one observer may watch several ranks.

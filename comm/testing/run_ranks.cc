@@ -1,7 +1,6 @@
 #include "evenkeel/comm/testing/run_ranks.h"
 
 #include <numeric>
-#include <thread>
 
 namespace evenkeel::comm {
 
@@ -12,19 +11,7 @@ Group WorldGroup(int size) {
 }
 
 std::vector<absl::Status> RunRanks(InProcessWorld& world, const std::function<absl::Status(Backend&)>& body) {
-  world.AdmitAll();
-  std::vector<absl::Status> statuses(world.size());
-  std::vector<std::thread> threads;
-  threads.reserve(world.size());
-  for (int rank = 0; rank < world.size(); ++rank) {
-    threads.emplace_back([&world, &body, &statuses, rank] {
-      world.EnterRank(rank);
-      statuses[rank] = body(world.backend(rank));
-      world.LeaveRank(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return statuses;
+  return world.Run(body);
 }
 
 absl::Status FirstFailure(const std::vector<absl::Status>& statuses) {

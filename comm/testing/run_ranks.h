@@ -21,8 +21,7 @@ namespace evenkeel::comm {
 // The group of all ranks of a world of `size`.
 Group WorldGroup(int size);
 
-// Calls `body` once per rank, each on a thread of its own, and returns what each gave, by rank. A rank whose body has
-// returned counts as gone: peers that still wait for it get Unavailable. Bounded by the deadlines of the calls inside.
+// InProcessWorld::Run. Bounded by the deadlines of the calls inside.
 std::vector<absl::Status> RunRanks(InProcessWorld& world, const std::function<absl::Status(Backend&)>& body);
 
 // The first status that is not OK, preferring causes over echoes (Aborted); OK when all are.

@@ -1,0 +1,116 @@
+// Two groups used in opposite order: what must deadlock does so at once and with its cycle, what need not completes.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/in_process.h"
+#include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/runtime/base/error_context.h"
+#include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/base/status_matchers.h"
+#include "evenkeel/runtime/device/host_device.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::comm {
+namespace {
+
+using ::evenkeel::testutil::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+// A deadline that no test waits for.
+constexpr absl::Duration kFar = absl::Minutes(10);
+
+std::vector<int> Members(int mask) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if ((mask >> rank & 1) != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// Bit r of `reversed`: rank r uses group b before group a.
+std::vector<absl::Status> UseBoth(int a, int b, int reversed) {
+  auto world = InProcessWorld::Create({.world_size = kRanks, .deadline = kFar});
+  EK_CHECK_OK(world);
+  return RunRanks(**world, [&](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+    const int bit = 1 << backend.rank();
+    std::unique_ptr<Communicator> first, second;
+    if ((a & bit) != 0) {
+      EK_ASSIGN_OR_RETURN(first, backend.CreateGroup({.axis = Axis::kTp, .name = "tp", .ranks = Members(a)}));
+    }
+    if ((b & bit) != 0) {
+      EK_ASSIGN_OR_RETURN(second, backend.CreateGroup({.axis = Axis::kEp, .name = "ep", .ranks = Members(b)}));
+    }
+    if ((reversed & bit) != 0) std::swap(first, second);
+    for (Communicator* group : {first.get(), second.get()}) {
+      if (group != nullptr) EK_RETURN_IF_ERROR(group->Barrier(*stream));
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Every pair of groups of 3 ranks, every choice of orders, against the wait-for graph: a cycle closes exactly when two
+// ranks that are in both groups use them in different orders.
+TEST(InProcessDeadlockTest, C06_EveryPairOfGroupsAndOrders) {
+  const int groups[] = {3, 5, 6, 7};
+  int completed = 0, deadlocked = 0;
+  for (const int a : groups) {
+    for (const int b : groups) {
+      for (int reversed = 0; reversed < 8; ++reversed) {
+        const int both = a & b;
+        if ((reversed & ~both) != 0) continue;  // a rank in one group has no order
+        const bool cycle = (both & reversed) != 0 && (both & ~reversed) != 0;
+        SCOPED_TRACE(absl::StrCat("groups ", a, " and ", b, ", reversed ", reversed));
+        const auto statuses = UseBoth(a, b, reversed);
+        (cycle ? deadlocked : completed) += 1;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          if (!cycle || ((a | b) >> rank & 1) == 0) {
+            EXPECT_OK(statuses[rank]);
+            continue;
+          }
+          EXPECT_THAT(statuses[rank], StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                               AllOf(HasSubstr("deadlock"), HasSubstr("waits in barrier of group tp"),
+                                                     HasSubstr("waits in barrier of group ep"))));
+          EXPECT_FALSE(GetErrorContext(statuses[rank])->findings.empty());
+        }
+      }
+    }
+  }
+  EXPECT_EQ(completed + deadlocked, 56);
+  EXPECT_GT(deadlocked, 10);
+}
+
+// The order in which groups are used on streams of their own says nothing: they are independent.
+TEST(InProcessDeadlockTest, C06_OppositeOrderOnStreamsOfTheirOwnCompletes) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = kRanks, .deadline = kFar}));
+  for (int round = 0; round < 20; ++round) {
+    const auto statuses = RunRanks(*world, [round](Backend& backend) -> absl::Status {
+      const auto device = HostDevice::Create({.stream_mode = HostDevice::StreamMode::kWorker});
+      std::unique_ptr<Communicator> groups[2];
+      std::unique_ptr<Stream> streams[2];
+      for (int i = 0; i < 2; ++i) {
+        EK_ASSIGN_OR_RETURN(groups[i], backend.CreateGroup(WorldGroup(kRanks)));
+        EK_ASSIGN_OR_RETURN(streams[i], device->CreateStream(absl::StrCat("stream", i)));
+      }
+      for (int call = 0; call < 10; ++call) {
+        const int begin = (backend.rank() + call + round) % 2;
+        EK_RETURN_IF_ERROR(groups[begin]->Barrier(*streams[begin]));
+        EK_RETURN_IF_ERROR(groups[1 - begin]->Barrier(*streams[1 - begin]));
+      }
+      EK_RETURN_IF_ERROR(streams[0]->Synchronize());
+      return streams[1]->Synchronize();
+    });
+    EXPECT_OK(FirstFailure(statuses));
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel::comm
