@@ -82,6 +82,24 @@ absl::StatusOr<LinkModel> MeasureLink(comm::Communicator* group, Device* device,
   return LinkModel{.alpha_seconds = small, .seconds_per_byte = std::max(0.0, large - small) / bytes};
 }
 
+// Where the line of `second` goes below that of `first`; both from sizes `empty` at 0 to `sizes` at `end`.
+absl::StatusOr<std::optional<double>> Crossover(const TypedOrder& first, const TypedOrder& second,
+                                                const OrderSizes& empty, const OrderSizes& sizes, double end,
+                                                const CostModel& model) {
+  EK_RETURN_IF_ERROR(CheckModel(model));
+  EK_ASSIGN_OR_RETURN(const OrderCost first_empty, ComputeOrderCost(first, empty));
+  EK_ASSIGN_OR_RETURN(const OrderCost second_empty, ComputeOrderCost(second, empty));
+  EK_ASSIGN_OR_RETURN(const OrderCost first_full, ComputeOrderCost(first, sizes));
+  EK_ASSIGN_OR_RETURN(const OrderCost second_full, ComputeOrderCost(second, sizes));
+  if (end == 0) return absl::InvalidArgumentError("a crossover needs sizes with rows");
+  const double at_start = EstimateSeconds(second_empty, model) - EstimateSeconds(first_empty, model);
+  const double at_end = EstimateSeconds(second_full, model) - EstimateSeconds(first_full, model);
+  const double slope = (at_end - at_start) / end;
+  if (at_start < 0 || (at_start == 0 && slope < 0)) return slope <= 0 ? std::optional<double>(0) : std::nullopt;
+  if (slope >= 0) return std::optional<double>();
+  return std::optional<double>(at_start / -slope);
+}
+
 }  // namespace
 
 double EstimateSeconds(const OrderCost& cost, const CostModel& model) {
@@ -114,26 +132,26 @@ absl::StatusOr<OrderPlan> PlanOrder(absl::Span<const std::string> names, ExpertL
 
 absl::StatusOr<std::optional<double>> CrossoverBytes(const TypedOrder& first, const TypedOrder& second,
                                                      const OrderSizes& sizes, const CostModel& model) {
-  EK_RETURN_IF_ERROR(CheckModel(model));
   if (first.is_ragged() || second.is_ragged()) {
     return absl::InvalidArgumentError("a crossover in V is defined for padded orders");
   }
-  // Two points of each line: no slots, and the slots at hand.
   OrderSizes empty = sizes;
   empty.capacity = 0;
-  EK_ASSIGN_OR_RETURN(const OrderCost first_empty, ComputeOrderCost(first, empty));
-  EK_ASSIGN_OR_RETURN(const OrderCost second_empty, ComputeOrderCost(second, empty));
-  EK_ASSIGN_OR_RETURN(const OrderCost first_full, ComputeOrderCost(first, sizes));
-  EK_ASSIGN_OR_RETURN(const OrderCost second_full, ComputeOrderCost(second, sizes));
+  EK_RETURN_IF_ERROR(CheckOrderSizes(first, sizes));
   const double volume =
       static_cast<double>(sizes.experts * sizes.capacity * sizes.hidden * static_cast<int64_t>(SizeOf(sizes.dtype)));
-  if (volume == 0) return absl::InvalidArgumentError("a crossover needs sizes with slots");
-  const double start = EstimateSeconds(second_empty, model) - EstimateSeconds(first_empty, model);
-  const double end = EstimateSeconds(second_full, model) - EstimateSeconds(first_full, model);
-  const double slope = (end - start) / volume;
-  if (start < 0 || (start == 0 && slope < 0)) return slope <= 0 ? std::optional<double>(0) : std::nullopt;
-  if (slope >= 0) return std::optional<double>();
-  return std::optional<double>(start / -slope);
+  return Crossover(first, second, empty, sizes, volume, model);
+}
+
+absl::StatusOr<std::optional<double>> CrossoverTokens(const TypedOrder& first, const TypedOrder& second,
+                                                      const OrderSizes& sizes, const CostModel& model) {
+  OrderSizes empty = sizes, full = sizes;
+  empty.capacity = empty.tokens = 0;
+  for (OrderSizes* either : {&empty, &full}) {
+    either->rows = either->destinations = either->nodes = std::nullopt;
+    either->chunk_rows.clear();
+  }
+  return Crossover(first, second, empty, full, static_cast<double>(sizes.tokens), model);
 }
 
 absl::StatusOr<CostModel> CalibrateCostModel(comm::Communicator* tp, comm::Communicator* ep, Device* device,

@@ -61,6 +61,11 @@ absl::StatusOr<OrderPlan> PlanOrder(absl::Span<const std::string> names, ExpertL
 absl::StatusOr<std::optional<double>> CrossoverBytes(const TypedOrder& first, const TypedOrder& second,
                                                      const OrderSizes& sizes, const CostModel& model);
 
+// The tokens s of a TP group from which on `second` is faster than `first`, with the capacity in proportion and ragged
+// rows as balanced routing gives them: 0 when always, nothing when never. The times are linear in s but for rounding.
+absl::StatusOr<std::optional<double>> CrossoverTokens(const TypedOrder& first, const TypedOrder& second,
+                                                      const OrderSizes& sizes, const CostModel& model);
+
 // Measures both axes with a few short all-gathers (milliseconds), and agrees on the slowest rank's figures over both
 // groups, so that all ranks plan alike. All ranks of both groups call it. Null groups cost nothing.
 absl::StatusOr<CostModel> CalibrateCostModel(comm::Communicator* tp, comm::Communicator* ep, Device* device,

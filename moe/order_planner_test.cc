@@ -96,6 +96,31 @@ TEST(OrderPlannerTest, CrossoverIsTheFormulas) {
   EXPECT_FALSE(never.has_value());
 }
 
+// At the crossover both take the same time; below it the first is faster, above it the second. Also for real rows.
+TEST(OrderPlannerTest, CrossoverInTokensIsWhereTimesMeet) {
+  const CostModel model = Links(300e9, 50e9, 10e-6);
+  for (const char* name : {"fused", "token_sliced", "dedup"}) {
+    const TypedOrder first = Typed("reference"), second = Typed(name);
+    const OrderSizes sizes = Sizes(2, 4);
+    ASSERT_OK_AND_ASSIGN(const std::optional<double> tokens, CrossoverTokens(first, second, sizes, model));
+    ASSERT_TRUE(tokens.has_value()) << name;
+    ASSERT_GT(*tokens, 0) << name;
+    const auto faster_by = [&](double factor) {
+      OrderSizes scaled = sizes;
+      scaled.tokens = static_cast<int64_t>(*tokens * factor);
+      // Slots in proportion, as the crossover has them: a multiple of T.
+      scaled.capacity = sizes.capacity * scaled.tokens / sizes.tokens / 2 * 2;
+      return EstimateSeconds(*ComputeOrderCost(first, scaled), model) -
+             EstimateSeconds(*ComputeOrderCost(second, scaled), model);
+    };
+    EXPECT_LT(faster_by(0.7), 0) << name;
+    EXPECT_GT(faster_by(1.4), 0) << name;
+  }
+  ASSERT_OK_AND_ASSIGN(const std::optional<double> never,
+                       CrossoverTokens(Typed("reference"), Typed("drop_gather"), Sizes(2, 4), Links(1e9, 1e9, 1e-6)));
+  EXPECT_FALSE(never.has_value());
+}
+
 TEST(OrderPlannerTest, AllRanksMeasureAlike) {
   comm::InProcessOptions options;
   options.world_size = 4;

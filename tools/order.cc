@@ -132,16 +132,19 @@ absl::StatusOr<moe::CostModel> CostModelFromFlags() {
   return model;
 }
 
-// From which buffer size on `name` beats `reference`, as text.
+// From how many tokens and which buffer size on `name` beats `reference`, as text.
 absl::StatusOr<std::string> CrossoverText(const moe::TypedOrder& reference, const std::string& name,
                                           const moe::OrderSizes& sizes, const moe::CostModel& model) {
   if (name == reference.order.name) return "-";
   EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
   EK_ASSIGN_OR_RETURN(const moe::TypedOrder typed, moe::CheckOrder(order, reference.layout));
-  if (typed.is_ragged()) return "depends on the routing";
+  EK_ASSIGN_OR_RETURN(const std::optional<double> tokens, moe::CrossoverTokens(reference, typed, sizes, model));
+  if (!tokens.has_value()) return "never";
+  if (*tokens <= 0) return "always";
+  const std::string from = absl::StrFormat("from s = %.3g tokens", *tokens);
+  if (typed.is_ragged()) return absl::StrCat(from, ", balanced routing");
   EK_ASSIGN_OR_RETURN(const std::optional<double> bytes, moe::CrossoverBytes(reference, typed, sizes, model));
-  if (!bytes.has_value()) return "never";
-  return *bytes <= 0 ? "always" : absl::StrFormat("from V = %.3g B", *bytes);
+  return bytes.has_value() ? absl::StrCat(from, absl::StrFormat(", V = %.3g B", *bytes)) : from;
 }
 
 // Every order of one layout with its time on links of the given speed, fastest first.

@@ -45,10 +45,18 @@ std::string TimesBound(const AxisBytes& bytes) {
   return absl::StrFormat("%.2f", static_cast<double>(bytes.counted) / static_cast<double>(bytes.bound));
 }
 
-std::vector<std::string> Header() {
-  return {"order",         "zero3",      "verdict",   "worst difference", "EP bytes",    "/bound",
-          "between nodes", "/bound",     "TP bytes",  "/bound",           "collectives", "host ops/fetch",
-          "peak gathered", "loss first", "loss last", "ms/step"};
+// Whether anything goes between nodes; the columns for that are left out where nothing can.
+bool IsOverNodes(const ParityResult& result) {
+  return std::any_of(result.runs.begin(), result.runs.end(),
+                     [](const ParityRun& run) { return run.bytes.ep_inter_node.counted > 0; });
+}
+
+std::vector<std::string> Header(bool over_nodes) {
+  std::vector<std::string> header = {"order", "zero3", "verdict", "worst difference", "EP bytes", "/bound"};
+  if (over_nodes) header.insert(header.end(), {"between nodes", "/bound"});
+  header.insert(header.end(), {"TP bytes", "/bound", "collectives", "host ops/fetch", "peak gathered", "loss first",
+                               "loss last", "ms/step"});
+  return header;
 }
 
 std::string WorstDifference(const ParityRun& run) {
@@ -59,26 +67,22 @@ std::string WorstDifference(const ParityRun& run) {
   return run.max_abs_diff == 0 ? "0" : absl::StrFormat("%.3g", run.max_abs_diff);
 }
 
-std::vector<std::string> Row(const ParityRun& run) {
+std::vector<std::string> Row(const ParityRun& run, bool over_nodes) {
   auto loss = [&run](bool first) {
     return run.loss.empty() ? std::string("-") : absl::StrFormat("%.4f", first ? run.loss.front() : run.loss.back());
   };
-  return {run.order,
-          run.zero3,
-          VerdictName(run.verdict),
-          WorstDifference(run),
-          CountedAndPredicted(run.bytes.ep.counted, run.bytes.ep.predicted),
-          TimesBound(run.bytes.ep),
-          CountedAndPredicted(run.bytes.ep_inter_node.counted, run.bytes.ep_inter_node.predicted),
-          TimesBound(run.bytes.ep_inter_node),
-          CountedAndPredicted(run.bytes.tp.counted, run.bytes.tp.predicted),
-          TimesBound(run.bytes.tp),
-          absl::StrCat(run.collectives),
-          absl::StrFormat("%.4g", run.leaf_fetch_host_ops),
-          CountedAndPredicted(run.peak_gathered_bytes.counted, run.peak_gathered_bytes.predicted),
-          loss(true),
-          loss(false),
-          absl::StrFormat("%.1f", run.ms_per_step)};
+  std::vector<std::string> row = {run.order, run.zero3, VerdictName(run.verdict), WorstDifference(run)};
+  const auto add_axis = [&](const AxisBytes& bytes) {
+    row.push_back(CountedAndPredicted(bytes.counted, bytes.predicted));
+    row.push_back(TimesBound(bytes));
+  };
+  add_axis(run.bytes.ep);
+  if (over_nodes) add_axis(run.bytes.ep_inter_node);
+  add_axis(run.bytes.tp);
+  row.insert(row.end(), {absl::StrCat(run.collectives), absl::StrFormat("%.4g", run.leaf_fetch_host_ops),
+                         CountedAndPredicted(run.peak_gathered_bytes.counted, run.peak_gathered_bytes.predicted),
+                         loss(true), loss(false), absl::StrFormat("%.1f", run.ms_per_step)});
+  return row;
 }
 
 std::vector<LossCurve> Curves(const ParityResult& result) {
@@ -169,8 +173,8 @@ std::string RenderDifference(const ParityRun& run) {
 }
 
 std::string RenderTable(const ParityResult& result) {
-  std::vector<std::vector<std::string>> rows = {Header()};
-  for (const ParityRun& run : result.runs) rows.push_back(Row(run));
+  std::vector<std::vector<std::string>> rows = {Header(IsOverNodes(result))};
+  for (const ParityRun& run : result.runs) rows.push_back(Row(run, IsOverNodes(result)));
   std::vector<size_t> widths(rows[0].size(), 0);
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
@@ -210,9 +214,10 @@ std::string RenderMarkdown(const ParityResult& result) {
                                   }),
                     " |\n");
   };
-  add_row(Header());
-  absl::StrAppend(&text, "|", absl::StrJoin(std::vector<std::string>(Header().size(), "---"), "|"), "|\n");
-  for (const ParityRun& run : result.runs) add_row(Row(run));
+  add_row(Header(IsOverNodes(result)));
+  absl::StrAppend(&text, "|", absl::StrJoin(std::vector<std::string>(Header(IsOverNodes(result)).size(), "---"), "|"),
+                  "|\n");
+  for (const ParityRun& run : result.runs) add_row(Row(run, IsOverNodes(result)));
   absl::StrAppend(&text,
                   "\n`=`: equal to the prediction to the byte. Bytes are MoE traffic summed over ranks and steps.\n");
   for (const ParityRun& run : result.runs) {
@@ -235,11 +240,12 @@ std::string RenderHtml(const ParityResult& result) {
       ".scroll{overflow-x:auto}svg{max-width:900px;height:auto}dl{display:grid;grid-template-columns:max-content auto;"
       "gap:2px 14px;font-size:13px}dd{margin:0}</style></head><body>\n<h1>Parity: ",
       EscapeHtml(Headline(result)), "</h1>\n", RenderLossSvg(Curves(result)), "<div class=\"scroll\"><table><tr>");
-  for (const std::string& cell : Header()) absl::StrAppend(&text, "<th>", EscapeHtml(cell), "</th>");
+  for (const std::string& cell : Header(IsOverNodes(result))) absl::StrAppend(&text, "<th>", EscapeHtml(cell), "</th>");
   absl::StrAppend(&text, "</tr>\n");
   for (const ParityRun& run : result.runs) {
     absl::StrAppend(&text, run.verdict == Verdict::kMismatch ? "<tr class=\"bad\">" : "<tr>");
-    for (const std::string& cell : Row(run)) absl::StrAppend(&text, "<td>", EscapeHtml(cell), "</td>");
+    for (const std::string& cell : Row(run, IsOverNodes(result)))
+      absl::StrAppend(&text, "<td>", EscapeHtml(cell), "</td>");
     absl::StrAppend(&text, "</tr>\n");
   }
   absl::StrAppend(&text,
