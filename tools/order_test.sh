@@ -61,7 +61,7 @@ expect 2 'does not dispatch destinations' describe 'per_node(fused)'
 expect 0 'Dn h b' describe 'two_level(dedup)' "${nodes[@]}"
 expect 2 'would be sent for each chunk' describe 'overlapped(dedup)'
 expect 0 'backward (derived)' describe fused --tp=4 --ep=8
-expect 0 'from s = 73.3 tokens, V = 1.5e+06 B' compare
+expect 0 'from s = 73.2 tokens, V = 1.5e+06 B' compare
 expect 0 'tokens, balanced routing' compare
 expect 0 'never' compare --tp_gbps=50
 expect 2 '--ep_gbps' compare --ep_gbps=0
