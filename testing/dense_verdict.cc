@@ -8,6 +8,7 @@
 #include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/testing/bitwise_judge.h"
+#include "evenkeel/testing/reference_optimizer.h"
 #include "evenkeel/testing/tensor_difference.h"
 
 namespace evenkeel::testutil {

@@ -20,6 +20,7 @@
 #include "evenkeel/testing/bitwise_judge.h"
 #include "evenkeel/testing/dense_judge.h"
 #include "evenkeel/testing/finding.h"
+#include "evenkeel/testing/reference_optimizer.h"
 #include "evenkeel/testing/training_run.h"
 
 namespace evenkeel::testutil {

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "evenkeel/runtime/base/philox.h"
 #include "evenkeel/runtime/base/status_matchers.h"
+#include "evenkeel/testing/reference_optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
