@@ -285,6 +285,23 @@ TEST(LevelsWithSlicedTokensTest, LikeTheOrder) {
       ExpectCounts(run, rewritten.name);
     }
   }
+  ASSERT_OK_AND_ASSIGN(text, FindOrderText("dedup"));
+  text = absl::StrReplaceAll(
+      text, {{"step { kind: SLICE axis: TP dim: TOKENS }", ""},
+             {"step { kind: ALL_GATHER axis: TP dim: TOKENS to: INVARIANT }", ""},
+             {"expert_layout: ANY_LAYOUT", "expert_layout: ANY_LAYOUT input: SLICED_TOKENS output: SLICED_TOKENS"}});
+  ASSERT_OK_AND_ASSIGN(const Order dedup, ParseOrder(text, "sliced dedup"));
+  ASSERT_OK_AND_ASSIGN(const Order per_node, OncePerNode(dedup));
+  for (bool whole : {false, true}) {
+    LayerCase c = {.tp = 2, .ep = 4, .experts = 8, .top_k = 3, .tokens = 7, .dtype = DType::kF32};
+    c.whole = whole;
+    c.recompute = true;
+    c.ranks_per_node = whole ? 2 : 4;
+    ASSERT_OK_AND_ASSIGN(const LayerRun plain, RunLayer(c, dedup));
+    ASSERT_OK_AND_ASSIGN(const LayerRun run, RunLayer(c, per_node));
+    ExpectBitwiseEqual(plain, run, "per node");
+    ExpectCounts(run, "per node");
+  }
 }
 
 // E = 1 and T = 1: not a byte and not a call, whatever the order, on the payload's groups and on those beside them.
