@@ -15,17 +15,12 @@
 #include "evenkeel/runtime/ops/rows.h"
 #include "evenkeel/runtime/ops/softmax.h"
 #include "evenkeel/testing/head_blocks.h"
+#include "evenkeel/testing/leaf_views.h"
 
 namespace evenkeel::testutil {
 namespace {
 
 using zero3::ParameterSpec;
-
-// Places of the parameters in their leaves, as DescribeLanguageModel lists them.
-enum EmbeddingPlace { kToken, kPosition };
-enum AttentionPlace { kAttentionNorm, kWq, kWk, kWv, kWo };
-enum MoePlace { kMoeNorm, kRouter, kFirstExpertTensor };
-enum HeadPlace { kFinalNorm, kOutput };
 
 // What a layer's forward leaves for its backward.
 struct LayerTape {
@@ -83,26 +78,7 @@ class RankModel final : public LanguageModel {
   const Tensor& boundary(int64_t i) const { return boundaries_[i]; }
 
   absl::Status CreateMoeLayers(const moe::Order& order, const moe::MoeGroups& groups) {
-    moe::MoeConfig moe;
-    moe.router.hidden = config_.hidden;
-    moe.router.experts = config_.experts;
-    moe.router.top_k = config_.top_k;
-    moe.router.drop = config_.drop;
-    moe.router.score = config_.score;
-    moe.router.route_scale = config_.route_scale;
-    moe.router.groups = config_.groups;
-    moe.router.groups_kept = config_.groups_kept;
-    moe.router.group_score = config_.group_score;
-    moe.router.capacity.factor = config_.capacity_factor;
-    if (config_.capacity_factor.is_zero()) moe.router.capacity.mode = moe::CapacityMode::kNoDrop;
-    moe.router.capacity.min_capacity = config_.min_capacity;
-    moe.ffn = config_.ffn;
-    moe.activation = config_.activation;
-    moe.bias = config_.expert_bias;
-    moe.dtype = config_.dtype;
-    moe.balance_coefficient = config_.balance_coefficient;
-    moe.z_coefficient = config_.z_coefficient;
-    moe.numerics = config_.numerics;
+    moe::MoeConfig moe = MoeConfigOf(config_);
     for (int64_t l = 0; l < config_.layers; ++l) {
       moe.router.layer = absl::StrCat("layer.", l, ".moe");
       EK_ASSIGN_OR_RETURN(std::unique_ptr<moe::MoeLayer> layer, moe::MoeLayer::Create(moe, order, groups, device_));
@@ -333,51 +309,6 @@ class RankModel final : public LanguageModel {
     return ShowActivationGradient(2 * layer);
   }
 
-  // The expert tensors of a leaf, in the order in which DescribeLanguageModel lists them.
-  template <typename View>
-  moe::ExpertTensors<View> ExpertViews(absl::Span<const View> views) const {
-    const bool gated = config_.activation == moe::ExpertActivation::kSwiGlu;
-    moe::ExpertTensors<View> experts;
-    int i = kFirstExpertTensor;
-    experts.w_in = views[i++];
-    experts.w_out = views[i++];
-    if (gated) experts.w_gate = views[i++];
-    if (config_.expert_bias) {
-      experts.b_in = views[i++];
-      experts.b_out = views[i++];
-      if (gated) experts.b_gate = views[i++];
-    }
-    return experts;
-  }
-
-  // The branch's tensors, which follow the experts'. An MLP is a stack of one expert.
-  template <typename View>
-  moe::DenseBranchTensors<View> BranchViews(absl::Span<const View> views) const {
-    const moe::DenseBranchConfig config = config_.branch();
-    const bool gated = config.activation == moe::ExpertActivation::kSwiGlu;
-    size_t i = kFirstExpertTensor + (gated ? 3 : 2) * (config.bias ? 2 : 1);
-    const auto matrix = [&] {
-      const View& view = views[i++];
-      return view.Reshaped({1, view.shape().dim(0), view.shape().dim(1)});
-    };
-    const auto vector = [&] {
-      const View& view = views[i++];
-      return view.Reshaped({1, view.shape().dim(0)});
-    };
-    moe::DenseBranchTensors<View> branch;
-    branch.mlp.w_in = matrix();
-    branch.mlp.w_out = matrix();
-    if (gated) branch.mlp.w_gate = matrix();
-    if (config.bias) {
-      branch.mlp.b_in = vector();
-      branch.mlp.b_out = vector();
-      if (gated) branch.mlp.b_gate = vector();
-    }
-    if (config.mix_rows() > 0) branch.mix = views[i++];
-    if (config.mix == moe::BranchMix::kSoftmax) branch.mix_bias = views[i++];
-    return branch;
-  }
-
   // Norm and experts into scratch_; `replay` when it is done again for the backward.
   absl::Status MoeInner(int64_t layer, absl::Span<const ConstTensorView> w, const moe::RoutingDecision* replay) {
     LayerTape& t = tape(layer);
@@ -386,10 +317,10 @@ class RankModel final : public LanguageModel {
     moe::MoeCall call;
     call.step = step_;
     call.replay = replay;
-    EK_RETURN_IF_ERROR(moe_layers_[layer]->Forward({w[kRouter], ExpertViews(w)}, t.moe_normed.const_view(),
+    EK_RETURN_IF_ERROR(moe_layers_[layer]->Forward({w[kRouter], ExpertViews(config_, w)}, t.moe_normed.const_view(),
                                                    scratch_.view(), call, &t.moe, stream_));
     if (branch_ == nullptr) return absl::OkStatus();
-    return branch_->Forward(BranchViews(w), t.moe_normed.const_view(), scratch_.const_view(), scratch_.view(),
+    return branch_->Forward(BranchViews(config_, w), t.moe_normed.const_view(), scratch_.const_view(), scratch_.view(),
                             &t.branch, stream_);
   }
 
@@ -399,12 +330,12 @@ class RankModel final : public LanguageModel {
     LayerTape& t = tape(layer);
     ConstTensorView dy = dx_.const_view();
     if (branch_ != nullptr) {
-      EK_RETURN_IF_ERROR(branch_->Backward(BranchViews(w), t.branch, t.moe_normed.const_view(), dy, dmoe_.view(),
-                                           dbranch_.view(), BranchViews(gradients), stream_));
+      EK_RETURN_IF_ERROR(branch_->Backward(BranchViews(config_, w), t.branch, t.moe_normed.const_view(), dy,
+                                           dmoe_.view(), dbranch_.view(), BranchViews(config_, gradients), stream_));
       dy = dmoe_.const_view();
     }
-    EK_RETURN_IF_ERROR(moe_layers_[layer]->Backward({w[kRouter], ExpertViews(w)}, t.moe, dy, dnormed_.view(),
-                                                    {gradients[kRouter], ExpertViews(gradients)}, stream_));
+    EK_RETURN_IF_ERROR(moe_layers_[layer]->Backward({w[kRouter], ExpertViews(config_, w)}, t.moe, dy, dnormed_.view(),
+                                                    {gradients[kRouter], ExpertViews(config_, gradients)}, stream_));
     if (branch_ == nullptr) return absl::OkStatus();
     return Add(dnormed_.const_view(), dbranch_.const_view(), dnormed_.view(), stream_);
   }

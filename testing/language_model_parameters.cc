@@ -1,9 +1,11 @@
-// The parameters of the language model as a rank sees them: names, slices, initial values, leaves.
+// The parameters of the language model as a rank sees them: names, slices, initial values, leaves; and its layers'
+// configuration.
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/testing/language_model.h"
+#include "evenkeel/testing/leaf_views.h"
 
 namespace evenkeel::testutil {
 namespace {
@@ -153,6 +155,30 @@ class Describer {
 
 zero3::ModelDescription DescribeLanguageModel(const LanguageModelConfig& config, const comm::Mesh& mesh, int rank) {
   return Describer(config, mesh, rank).Describe();
+}
+
+moe::MoeConfig MoeConfigOf(const LanguageModelConfig& config) {
+  moe::MoeConfig moe;
+  moe.router.hidden = config.hidden;
+  moe.router.experts = config.experts;
+  moe.router.top_k = config.top_k;
+  moe.router.drop = config.drop;
+  moe.router.score = config.score;
+  moe.router.route_scale = config.route_scale;
+  moe.router.groups = config.groups;
+  moe.router.groups_kept = config.groups_kept;
+  moe.router.group_score = config.group_score;
+  moe.router.capacity.factor = config.capacity_factor;
+  if (config.capacity_factor.is_zero()) moe.router.capacity.mode = moe::CapacityMode::kNoDrop;
+  moe.router.capacity.min_capacity = config.min_capacity;
+  moe.ffn = config.ffn;
+  moe.activation = config.activation;
+  moe.bias = config.expert_bias;
+  moe.dtype = config.dtype;
+  moe.balance_coefficient = config.balance_coefficient;
+  moe.z_coefficient = config.z_coefficient;
+  moe.numerics = config.numerics;
+  return moe;
 }
 
 zero3::LeafOptions LanguageModelLeaves() {
