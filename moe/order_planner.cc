@@ -21,8 +21,9 @@ constexpr int64_t kLargeElements = 64 * 1024;
 constexpr int kRepeats = 5;
 
 absl::Status CheckModel(const CostModel& model) {
-  for (double value :
-       {model.tp.alpha_seconds, model.tp.seconds_per_byte, model.ep.alpha_seconds, model.ep.seconds_per_byte}) {
+  const LinkModel between = model.ep_between.value_or(LinkModel());
+  for (double value : {model.tp.alpha_seconds, model.tp.seconds_per_byte, model.ep.alpha_seconds,
+                       model.ep.seconds_per_byte, between.alpha_seconds, between.seconds_per_byte}) {
     if (std::isfinite(value) && value >= 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("a cost model has finite figures of at least 0, not ", value));
   }
@@ -33,8 +34,17 @@ double AxisSeconds(const AxisTraffic& traffic, const LinkModel& link) {
   return traffic.collectives * link.alpha_seconds + static_cast<double>(traffic.bytes) * link.seconds_per_byte;
 }
 
+double ExchangeSeconds(const AxisTraffic& traffic, const CostModel& model) {
+  if (!model.ep_between.has_value()) return AxisSeconds(traffic, model.ep);
+  AxisTraffic inside = traffic;
+  inside.bytes -= traffic.inter_node_bytes;
+  return AxisSeconds(inside, model.ep) +
+         static_cast<double>(traffic.inter_node_messages) * model.ep_between->alpha_seconds +
+         static_cast<double>(traffic.inter_node_bytes) * model.ep_between->seconds_per_byte;
+}
+
 double TrafficSeconds(const OrderTraffic& traffic, const CostModel& model) {
-  return AxisSeconds(traffic.tp, model.tp) + AxisSeconds(traffic.ep, model.ep) +
+  return AxisSeconds(traffic.tp, model.tp) + ExchangeSeconds(traffic.ep, model) +
          AxisSeconds(traffic.control_tp, model.tp) + AxisSeconds(traffic.control_ep, model.ep);
 }
 

@@ -4,9 +4,11 @@
 //   EK_ASSIGN_OR_RETURN(OrderPlan plan, PlanOrder(OrderNames(), ExpertLayout::kTensorParallel, sizes, model));
 //   plan.best().name;   plan.why;
 //
-// A collective that sends n bytes from a rank takes alpha + n * beta on its axis. With T = E equal links this says what
-// the closed forms say: drop_gather beats reference only when the TP link is faster than the EP link by more than
-// E/(E-1), fused when it is by more than E/(2(E-1)); below some size the order with the fewest collectives wins.
+// A collective that sends n bytes from a rank takes alpha + n * beta on its axis; where nodes are told apart, messages
+// and bytes between them have figures of their own, which is what exchanges in two levels are for. With T = E equal
+// links this says what the closed forms say: drop_gather beats reference only when the TP link is faster than the EP
+// link by more than E/(E-1), fused when it is by more than E/(2(E-1)); below some size the order with the fewest
+// collectives wins.
 #ifndef EVENKEEL_MOE_ORDER_PLANNER_H_
 #define EVENKEEL_MOE_ORDER_PLANNER_H_
 
@@ -33,6 +35,9 @@ struct LinkModel {
 struct CostModel {
   LinkModel tp;
   LinkModel ep;
+  // Of what goes over EP between nodes: alpha of each message beside that of its collective, and the time of a byte
+  // there. None: as inside nodes.
+  std::optional<LinkModel> ep_between = {};
 };
 
 struct OrderEstimate {

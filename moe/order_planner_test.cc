@@ -121,6 +121,37 @@ TEST(OrderPlannerTest, CrossoverInTokensIsWhereTimesMeet) {
   EXPECT_FALSE(never.has_value());
 }
 
+// Messages between nodes decide for small buffers, the hop inside nodes against two levels for large ones: 2 (N-1)(L-1)
+// messages less for 2 V/T ((L-1)/L - (L-1)/E) bytes more inside, each way.
+TEST(OrderPlannerTest, TwoLevelsWinWhereMessagesBetweenNodesCost) {
+  constexpr double kMessage = 20e-6, kInside = 100e9, kBetween = 25e9;
+  CostModel model = Links(300e9, kInside);
+  model.ep_between = LinkModel{.alpha_seconds = kMessage, .seconds_per_byte = 1 / kBetween};
+  OrderSizes sizes = Sizes(2, 8);
+  sizes.ep_per_node = 4;
+  const double N = 2, L = 4, E = 8, T = 2;
+  for (int64_t capacity : {8, 80, 800, 8000, 80000}) {
+    sizes.capacity = capacity;
+    const double V = 8.0 * static_cast<double>(capacity) * 1024 * 2;
+    const auto seconds = [&](const char* name) {
+      return EstimateSeconds(*ComputeOrderCost(Typed(name), sizes), model);
+    };
+    const double saved = 4 * (N - 1) * (L - 1) * kMessage;
+    const double added = 4 * V / T * ((L - 1) / L - (L - 1) / E) / kInside;
+    EXPECT_NEAR(seconds("fused") - seconds("two_level(fused)"), saved - added, 1e-3 * (saved + added)) << capacity;
+  }
+  sizes.capacity = 80;
+  const std::vector<std::string> names = {"fused", "two_level(fused)"};
+  ASSERT_OK_AND_ASSIGN(OrderPlan plan, PlanOrder(names, ExpertLayout::kTensorParallel, sizes, model));
+  EXPECT_EQ(plan.best().name, "two_level(fused)");
+  model.ep_between->alpha_seconds = 0;
+  ASSERT_OK_AND_ASSIGN(plan, PlanOrder(names, ExpertLayout::kTensorParallel, sizes, model));
+  EXPECT_EQ(plan.best().name, "fused");
+  model.ep_between->seconds_per_byte = -1;
+  EXPECT_THAT(PlanOrder(names, ExpertLayout::kTensorParallel, sizes, model),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least 0")));
+}
+
 TEST(OrderPlannerTest, AllRanksMeasureAlike) {
   comm::InProcessOptions options;
   options.world_size = 4;

@@ -44,6 +44,9 @@ DEFINE_int32(ep, 4, "describe, compare: expert-parallel size (E)");
 DEFINE_int32(ranks_per_node, 0, "describe, compare: consecutive ranks on each node; 0: all on one");
 DEFINE_double(tp_gbps, 300, "compare: gigabytes per second that a rank sends over TP");
 DEFINE_double(ep_gbps, 50, "compare: gigabytes per second that a rank sends over EP");
+DEFINE_double(between_gbps, 25,
+              "compare, with --ranks_per_node: gigabytes per second that a rank sends to other nodes");
+DEFINE_double(between_microseconds, 5, "compare, with --ranks_per_node: latency of each message to another node");
 DEFINE_double(tp_microseconds, 10, "compare: latency of a collective over TP");
 DEFINE_double(ep_microseconds, 20, "compare: latency of a collective over EP");
 DEFINE_string(expert_layout, "", "describe, compare: tensor_parallel or whole, for orders that take both");
@@ -52,7 +55,8 @@ namespace evenkeel::tools {
 namespace {
 
 constexpr char kUsage[] =
-    "order list | compare [--tp_gbps=X --ep_gbps=X] | describe NAME|FILE [--tp=N --ep=N --tokens=N --hidden=N ...] | "
+    "order list | compare [--tp_gbps=X --ep_gbps=X --ranks_per_node=N] | describe NAME|FILE [--tp=N --ep=N --tokens=N "
+    "--hidden=N ...] | "
     "check NAME|FILE";
 
 absl::StatusOr<moe::Order> LoadOrder(const std::string& name) {
@@ -129,6 +133,11 @@ absl::StatusOr<moe::CostModel> CostModelFromFlags() {
   }
   model.tp = {FLAGS_tp_microseconds * 1e-6, 1 / (FLAGS_tp_gbps * 1e9)};
   model.ep = {FLAGS_ep_microseconds * 1e-6, 1 / (FLAGS_ep_gbps * 1e9)};
+  if (FLAGS_ranks_per_node == 0) return model;
+  if (!(FLAGS_between_gbps > 0) || !(FLAGS_between_microseconds >= 0)) {
+    return absl::InvalidArgumentError("--between_gbps must be above 0, --between_microseconds at least 0");
+  }
+  model.ep_between = moe::LinkModel{FLAGS_between_microseconds * 1e-6, 1 / (FLAGS_between_gbps * 1e9)};
   return model;
 }
 
@@ -147,23 +156,35 @@ absl::StatusOr<std::string> CrossoverText(const moe::TypedOrder& reference, cons
   return bytes.has_value() ? absl::StrCat(from, absl::StrFormat(", V = %.3g B", *bytes)) : from;
 }
 
+// The registered orders; over several nodes also what can be made of them for that.
+std::vector<std::string> NamesToCompare(const moe::OrderSizes& sizes) {
+  std::vector<std::string> names = moe::OrderNames();
+  if (sizes.num_nodes() == 1) return names;
+  for (const std::string& name : moe::OrderNames()) {
+    for (const std::string& made : {absl::StrCat("two_level(", name, ")"), absl::StrCat("per_node(", name, ")")}) {
+      if (moe::FindOrder(made).ok()) names.push_back(made);
+    }
+  }
+  return names;
+}
+
 // Every order of one layout with its time on links of the given speed, fastest first.
 absl::Status Compare() {
   EK_ASSIGN_OR_RETURN(moe::ExpertLayout layout, ParseLayout(FLAGS_expert_layout));
   if (layout == moe::ExpertLayout::kAny) layout = moe::ExpertLayout::kTensorParallel;
   EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags(layout));
   EK_ASSIGN_OR_RETURN(const moe::CostModel model, CostModelFromFlags());
-  EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(moe::OrderNames(), layout, sizes, model));
+  EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(NamesToCompare(sizes), layout, sizes, model));
   const std::string baseline = layout == moe::ExpertLayout::kWhole ? "unsharded" : "reference";
   EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(baseline));
   EK_ASSIGN_OR_RETURN(const moe::TypedOrder reference, moe::CheckOrder(order, layout));
-  std::printf("%-16s %14s %16s %16s %12s  faster than %s\n", "order", "ms per step", "EP bytes", "TP bytes",
+  std::printf("%-24s %14s %16s %16s %12s  faster than %s\n", "order", "ms per step", "EP bytes", "TP bytes",
               "collectives", baseline.c_str());
   for (const moe::OrderEstimate& estimate : plan.estimates) {
     EK_ASSIGN_OR_RETURN(const std::string crossover, CrossoverText(reference, estimate.name, sizes, model));
     const moe::OrderTraffic& forward = estimate.cost.forward;
     const moe::OrderTraffic& backward = estimate.cost.backward;
-    std::printf("%-16s %14.4f %16lld %16lld %12d  %s\n", estimate.name.c_str(), estimate.seconds * 1e3,
+    std::printf("%-24s %14.4f %16lld %16lld %12d  %s\n", estimate.name.c_str(), estimate.seconds * 1e3,
                 static_cast<long long>(forward.ep.bytes + backward.ep.bytes),
                 static_cast<long long>(forward.tp.bytes + backward.tp.bytes),
                 forward.ep.collectives + backward.ep.collectives + forward.tp.collectives + backward.tp.collectives,

@@ -63,6 +63,9 @@ expect 2 'would be sent for each chunk' describe 'overlapped(dedup)'
 expect 0 'backward (derived)' describe fused --tp=4 --ep=8
 expect 0 'from s = 73.2 tokens, V = 1.5e+06 B' compare
 expect 0 'tokens, balanced routing' compare
+expect 0 'two_level(fused)' compare --ranks_per_node=4
+expect 0 'per_node(dedup)' compare --ranks_per_node=4
+expect 2 '--between_gbps' compare --ranks_per_node=4 --between_gbps=0
 expect 0 'never' compare --tp_gbps=50
 expect 2 '--ep_gbps' compare --ep_gbps=0
 expect 0 'well-typed' check reference
