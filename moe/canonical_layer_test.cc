@@ -169,6 +169,24 @@ TEST(CanonicalLayerLimitsTest, MemoryIsPredictedOnWorkerStreamsAndWithRecomputat
   }
 }
 
+// Orders in chunks go through the same sums, ragged ones too.
+TEST(CanonicalLayerLimitsTest, ChunkedOrdersHaveTheSameBits) {
+  const LayerCase base_case = Case(1, 1, DType::kF32, CapacityMode::kNoDrop);
+  const LayerRun base = RunOrder(base_case, "reference");
+  for (const char* order : {"overlapped(fused)", "overlapped(token_sliced)"}) {
+    ExpectSame(base_case, base, Case(2, 2, DType::kF32, CapacityMode::kNoDrop), order);
+  }
+}
+
+// Exchanges in two levels of nodes, and experts behind them.
+TEST(CanonicalLayerLimitsTest, ExchangesInTwoLevelsHaveTheSameBits) {
+  const LayerCase base_case = Case(1, 1, DType::kF32, CapacityMode::kFactor);
+  const LayerRun base = RunOrder(base_case, "reference");
+  LayerCase c = Case(1, 4, DType::kF32, CapacityMode::kFactor);
+  c.ranks_per_node = 2;
+  for (const char* order : {"two_level(reference)", "two_level(token_sliced)"}) ExpectSame(base_case, base, c, order);
+}
+
 // Fast numerics differ between layouts: the test above can fail.
 TEST(CanonicalLayerLimitsTest, FastNumericsHaveOtherBitsPerLayout) {
   LayerCase one = Case(1, 1, DType::kF32, CapacityMode::kNoDrop), two = Case(4, 1, DType::kF32, CapacityMode::kNoDrop);
