@@ -217,6 +217,16 @@ absl::StatusOr<std::string> FindOrderText(absl::string_view name) {
 
 std::vector<std::string> OrderNames() { return Registry::Get().NamesLocked(); }
 
+std::vector<std::string> OrderNamesOverNodes() {
+  std::vector<std::string> names = OrderNames();
+  for (const std::string& name : OrderNames()) {
+    for (const std::string& made : {absl::StrCat("two_level(", name, ")"), absl::StrCat("per_node(", name, ")")}) {
+      if (FindOrder(made).ok()) names.push_back(made);
+    }
+  }
+  return names;
+}
+
 bool RegisterOrderOrDie(absl::string_view text) { return Registry::Get().AddOrDie(text); }
 
 }  // namespace evenkeel::moe

@@ -30,6 +30,10 @@ absl::StatusOr<std::string> FindOrderText(absl::string_view name);
 // Names in order of registration: the built-in ones first.
 std::vector<std::string> OrderNames();
 
+// Those, and the two_level(x) and per_node(x) that can be made of them: what there is to choose from over several
+// nodes.
+std::vector<std::string> OrderNamesOverNodes();
+
 // Adds an order; ends the process when the text does not parse or the name is taken. For static initialisers.
 bool RegisterOrderOrDie(absl::string_view text);
 

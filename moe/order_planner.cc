@@ -164,21 +164,26 @@ absl::StatusOr<std::optional<double>> CrossoverTokens(const TypedOrder& first, c
   return Crossover(first, second, empty, full, static_cast<double>(sizes.tokens), model);
 }
 
-absl::StatusOr<CostModel> CalibrateCostModel(comm::Communicator* tp, comm::Communicator* ep, Device* device,
-                                             Clock* clock, Stream& stream) {
-  CostModel model;
-  EK_ASSIGN_OR_RETURN(model.tp, MeasureLink(tp, device, clock, stream));
-  EK_ASSIGN_OR_RETURN(model.ep, MeasureLink(ep, device, clock, stream));
-  double figures[] = {model.tp.alpha_seconds, model.tp.seconds_per_byte, model.ep.alpha_seconds,
-                      model.ep.seconds_per_byte};
-  const TensorView view(figures, DType::kF64, Shape({4}));
-  for (comm::Communicator* group : {tp, ep}) {
+absl::StatusOr<CostModel> CalibrateCostModel(const LinksToMeasure& links, Device* device, Clock* clock,
+                                             Stream& stream) {
+  std::vector<double> figures;
+  for (comm::Communicator* group : {links.tp, links.ep, links.ep_peers}) {
+    EK_ASSIGN_OR_RETURN(const LinkModel link, MeasureLink(group, device, clock, stream));
+    figures.insert(figures.end(), {link.alpha_seconds, link.seconds_per_byte});
+  }
+  const TensorView view(figures.data(), DType::kF64, Shape({static_cast<int64_t>(figures.size())}));
+  for (comm::Communicator* group : {links.tp, links.ep, links.ep_peers, links.all}) {
     if (group == nullptr || group->size() == 1) continue;
     EK_RETURN_IF_ERROR(group->AllReduce(view, view, comm::ReduceOp::kMax, stream));
     EK_RETURN_IF_ERROR(stream.Synchronize());
   }
+  CostModel model;
   model.tp = {.alpha_seconds = figures[0], .seconds_per_byte = figures[1]};
   model.ep = {.alpha_seconds = figures[2], .seconds_per_byte = figures[3]};
+  if (links.ep_peers != nullptr && links.ep_peers->size() > 1) {
+    model.ep_between =
+        LinkModel{.alpha_seconds = figures[4] / (links.ep_peers->size() - 1), .seconds_per_byte = figures[5]};
+  }
   return model;
 }
 

@@ -1,6 +1,6 @@
 // Which order is fastest here: a latency-bandwidth model of the two axes over the exact bytes of each order.
 //
-//   EK_ASSIGN_OR_RETURN(CostModel model, CalibrateCostModel(groups, clock, stream));
+//   EK_ASSIGN_OR_RETURN(CostModel model, CalibrateCostModel({.tp = tp, .ep = ep}, device, clock, stream));
 //   EK_ASSIGN_OR_RETURN(OrderPlan plan, PlanOrder(OrderNames(), ExpertLayout::kTensorParallel, sizes, model));
 //   plan.best().name;   plan.why;
 //
@@ -71,10 +71,18 @@ absl::StatusOr<std::optional<double>> CrossoverBytes(const TypedOrder& first, co
 absl::StatusOr<std::optional<double>> CrossoverTokens(const TypedOrder& first, const TypedOrder& second,
                                                       const OrderSizes& sizes, const CostModel& model);
 
-// Measures both axes with a few short all-gathers (milliseconds), and agrees on the slowest rank's figures over both
-// groups, so that all ranks plan alike. All ranks of both groups call it. Null groups cost nothing.
-absl::StatusOr<CostModel> CalibrateCostModel(comm::Communicator* tp, comm::Communicator* ep, Device* device,
-                                             Clock* clock, Stream& stream);
+// The groups to be measured; null ones cost nothing.
+struct LinksToMeasure {
+  comm::Communicator* tp = nullptr;
+  comm::Communicator* ep = nullptr;        // where nodes are told apart: its ranks on this node
+  comm::Communicator* ep_peers = nullptr;  // its ranks with this local index on every node; null: one node
+  comm::Communicator* all = nullptr;       // not measured: who else must plan alike, such as other EP groups
+};
+
+// Measures each group with a few short all-gathers (milliseconds), and agrees on the slowest rank's figures over all of
+// them, so that all ranks plan alike. All ranks of all groups call it. A message to a peer is taken to cost its share
+// of the shortest gather among peers.
+absl::StatusOr<CostModel> CalibrateCostModel(const LinksToMeasure& links, Device* device, Clock* clock, Stream& stream);
 
 }  // namespace evenkeel::moe
 

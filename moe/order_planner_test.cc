@@ -164,7 +164,7 @@ TEST(OrderPlannerTest, AllRanksMeasureAlike) {
     EK_ASSIGN_OR_RETURN(auto tp, backend.CreateGroup(mesh.GroupOf(comm::Axis::kTp, backend.rank())));
     EK_ASSIGN_OR_RETURN(auto ep, backend.CreateGroup(mesh.GroupOf(comm::Axis::kEp, backend.rank())));
     EK_ASSIGN_OR_RETURN(models[backend.rank()],
-                        CalibrateCostModel(tp.get(), ep.get(), device.get(), Clock::Real(), *stream));
+                        CalibrateCostModel({.tp = tp.get(), .ep = ep.get()}, device.get(), Clock::Real(), *stream));
     return absl::OkStatus();
   });
   ASSERT_OK(comm::FirstFailure(statuses));

@@ -7,7 +7,9 @@
 #include "absl/status/status.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/run_ranks.h"
+#include "evenkeel/comm/topology.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/exchange_levels.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/runtime/base/clock.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -17,9 +19,9 @@ namespace evenkeel::tools {
 namespace {
 
 // Orders that a model with replicated tokens can run.
-absl::StatusOr<std::vector<std::string>> Choices() {
+absl::StatusOr<std::vector<std::string>> Choices(bool over_nodes) {
   std::vector<std::string> names;
-  for (const std::string& name : moe::OrderNames()) {
+  for (const std::string& name : over_nodes ? moe::OrderNamesOverNodes() : moe::OrderNames()) {
     EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
     if (order.input.placement == moe::Placement::kInvariant && order.output.placement == moe::Placement::kInvariant) {
       names.push_back(name);
@@ -36,17 +38,34 @@ absl::StatusOr<moe::OrderPlan> PlanOnBackend(const comm::Mesh& mesh, const moe::
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device->CreateStream("calibration"));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> tp,
                       backend.CreateGroup(mesh.GroupOf(comm::Axis::kTp, backend.rank())));
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> ep,
-                      backend.CreateGroup(mesh.GroupOf(comm::Axis::kEp, backend.rank())));
-  EK_ASSIGN_OR_RETURN(const moe::CostModel model,
-                      moe::CalibrateCostModel(tp.get(), ep.get(), device.get(), Clock::Real(), *stream));
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, Choices());
-  return moe::PlanOrder(names, moe::ExpertLayout::kTensorParallel, sizes, model);
+  const comm::Group ep = mesh.GroupOf(comm::Axis::kEp, backend.rank());
+  const absl::StatusOr<moe::ExchangeLevels> levels = moe::LevelsOf(ep, backend.topology(), backend.rank());
+  // Nodes that are no equal blocks count as one.
+  const bool over_nodes = levels.ok() && levels->peers.size() > 1;
+  std::unique_ptr<comm::Communicator> near, peers;
+  EK_ASSIGN_OR_RETURN(near, backend.CreateGroup(over_nodes ? levels->node : ep));
+  if (over_nodes) {
+    EK_ASSIGN_OR_RETURN(peers, backend.CreateGroup(levels->peers));
+  }
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> all,
+                      backend.CreateGroup(comm::WorldGroup(backend.size())));
+  EK_ASSIGN_OR_RETURN(
+      const moe::CostModel model,
+      moe::CalibrateCostModel({.tp = tp.get(), .ep = near.get(), .ep_peers = peers.get(), .all = all.get()},
+                              device.get(), Clock::Real(), *stream));
+  moe::OrderSizes own = sizes;
+  if (over_nodes) own.ep_per_node = levels->node.size();
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, Choices(over_nodes));
+  return moe::PlanOrder(names, moe::ExpertLayout::kTensorParallel, own, model);
 }
 
-absl::StatusOr<moe::OrderPlan> PlanOnThreads(const comm::Mesh& mesh, const moe::OrderSizes& sizes) {
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::InProcessWorld> world,
-                      comm::InProcessWorld::Create({.world_size = mesh.world_size()}));
+absl::StatusOr<moe::OrderPlan> PlanOnThreads(const comm::Mesh& mesh, const moe::OrderSizes& sizes, int ranks_per_node) {
+  comm::InProcessOptions options;
+  options.world_size = mesh.world_size();
+  if (ranks_per_node > 0) {
+    EK_ASSIGN_OR_RETURN(options.topology, comm::Topology::Blocks(options.world_size, ranks_per_node));
+  }
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::InProcessWorld> world, comm::InProcessWorld::Create(options));
   absl::StatusOr<moe::OrderPlan> plan = absl::UnknownError("rank 0 made no plan");
   const std::vector<absl::Status> statuses = comm::RunRanks(*world, [&](comm::Backend& backend) -> absl::Status {
     absl::StatusOr<moe::OrderPlan> mine = PlanOnBackend(mesh, sizes, backend);

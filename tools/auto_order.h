@@ -10,13 +10,14 @@
 
 namespace evenkeel::tools {
 
-// Calibrates over the mesh's TP and EP groups and ranks the registered orders of tensor-parallel experts with
-// replicated tokens. All ranks of the backend's world call it and get the same plan.
+// Calibrates over the mesh's TP and EP groups, between nodes apart where the backend's topology has several, and ranks
+// the orders of tensor-parallel experts with replicated tokens: the registered ones, and over nodes what is made of
+// them. All ranks of the backend's world call it and get the same plan.
 absl::StatusOr<moe::OrderPlan> PlanOnBackend(const comm::Mesh& mesh, const moe::OrderSizes& sizes,
                                              comm::Backend& backend);
 
-// The same on one thread per rank.
-absl::StatusOr<moe::OrderPlan> PlanOnThreads(const comm::Mesh& mesh, const moe::OrderSizes& sizes);
+// The same on one thread per rank, so many of them on each (virtual) node; 0: one node.
+absl::StatusOr<moe::OrderPlan> PlanOnThreads(const comm::Mesh& mesh, const moe::OrderSizes& sizes, int ranks_per_node);
 
 }  // namespace evenkeel::tools
 

@@ -156,25 +156,14 @@ absl::StatusOr<std::string> CrossoverText(const moe::TypedOrder& reference, cons
   return bytes.has_value() ? absl::StrCat(from, absl::StrFormat(", V = %.3g B", *bytes)) : from;
 }
 
-// The registered orders; over several nodes also what can be made of them for that.
-std::vector<std::string> NamesToCompare(const moe::OrderSizes& sizes) {
-  std::vector<std::string> names = moe::OrderNames();
-  if (sizes.num_nodes() == 1) return names;
-  for (const std::string& name : moe::OrderNames()) {
-    for (const std::string& made : {absl::StrCat("two_level(", name, ")"), absl::StrCat("per_node(", name, ")")}) {
-      if (moe::FindOrder(made).ok()) names.push_back(made);
-    }
-  }
-  return names;
-}
-
 // Every order of one layout with its time on links of the given speed, fastest first.
 absl::Status Compare() {
   EK_ASSIGN_OR_RETURN(moe::ExpertLayout layout, ParseLayout(FLAGS_expert_layout));
   if (layout == moe::ExpertLayout::kAny) layout = moe::ExpertLayout::kTensorParallel;
   EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags(layout));
   EK_ASSIGN_OR_RETURN(const moe::CostModel model, CostModelFromFlags());
-  EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(NamesToCompare(sizes), layout, sizes, model));
+  const std::vector<std::string> names = sizes.num_nodes() > 1 ? moe::OrderNamesOverNodes() : moe::OrderNames();
+  EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(names, layout, sizes, model));
   const std::string baseline = layout == moe::ExpertLayout::kWhole ? "unsharded" : "reference";
   EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(baseline));
   EK_ASSIGN_OR_RETURN(const moe::TypedOrder reference, moe::CheckOrder(order, layout));

@@ -173,8 +173,8 @@ absl::Status ResolveAuto(comm::Backend* backend, bool is_reporter, ParityConfig*
     if (entry.name != kAuto) continue;
     EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(config->base.mesh));
     EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesOf(config->base));
-    EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan,
-                        backend == nullptr ? PlanOnThreads(mesh, sizes) : PlanOnBackend(mesh, sizes, *backend));
+    EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, backend == nullptr ? PlanOnThreads(mesh, sizes, FLAGS_ranks_per_node)
+                                                                      : PlanOnBackend(mesh, sizes, *backend));
     if (is_reporter) std::printf("auto: every MoE layer runs %s: %s\n", plan.best().name.c_str(), plan.why.c_str());
     EK_ASSIGN_OR_RETURN(entry, Entry(plan.best().name, entry.zero3));
     entry.name = absl::StrCat(kAuto, "=", plan.best().name);

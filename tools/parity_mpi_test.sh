@@ -26,6 +26,8 @@ for a, b in zip(threads, mpi):
     between = b["bytes"]["ep"]["inter_node"]
     assert between["counted"] == between["predicted"] > 0, b
 END
+# Every process picks the same order.
+tools/mpi_test.sh 4 tools/parity --backend=mpi --tp=1 --ep=2 --dp=4 --steps=2 --candidate=auto --out="$TEST_TMPDIR/auto" || exit 1
 # A world of another size is one line from one rank.
 tools/mpi_test.sh 2 tools/parity --backend=mpi "${flags[@]}" --out="$TEST_TMPDIR/x" >"$TEST_TMPDIR/output" 2>&1
 [[ $? == 2 ]] || { echo "FAIL: wanted exit 2"; exit 1; }

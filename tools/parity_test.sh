@@ -87,6 +87,7 @@ assert ("fused", "flat", "bitwise") in verdicts, verdicts
 assert ("unsharded", "flat", "bounded") in verdicts, verdicts
 END
 expect 0 'two_level(fused)' "${small[@]}" --ranks_per_node=2 --candidate='two_level(fused),two_level(dedup)'
+expect 0 'auto=' "${small[@]}" --ranks_per_node=2 --candidate=auto
 expect 0 'auto=' "${small[@]}" --candidate=auto
 # Every order in one layout, the reference in another, the same bits.
 expect 0 'tp 2 ep 2 dp 2 etp 1: same bits as reference in tp 1 ep 1 dp 4 etp 1' "${small[@]}" --numerics=canonical \
