@@ -28,15 +28,6 @@ absl::Status HeadBlocks::Allocate(Device* device) {
   return absl::OkStatus();
 }
 
-int64_t HeadBlocks::bytes() const {
-  int64_t bytes = 0;
-  for (const Tensor* tensor : {&rows_block_, &weight_block_, &gradient_block_, &addend_}) {
-    bytes += tensor->const_view().num_bytes();
-  }
-  for (const Tensor& waiting : waiting_) bytes += waiting.const_view().num_bytes();
-  return bytes;
-}
-
 absl::Status HeadBlocks::Take(ConstTensorView matrix, int64_t head, TensorView block) {
   const int64_t n = matrix.shape().dim(0), width = sizes_.head_dim;
   return SliceMiddle(matrix.Reshaped(Shape({n, sizes_.heads, width})), head, block.Reshaped(Shape({n, 1, width})),

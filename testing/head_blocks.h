@@ -20,6 +20,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/runtime/tensor/tensor.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
@@ -52,9 +53,6 @@ class HeadBlocks {
   absl::Status RowsPartial(ConstTensorView x, ConstTensorView w, TensorView out);
   absl::Status RowsWeightGradient(ConstTensorView x, ConstTensorView dy, TensorView dw);
   absl::Status RowsInputGradient(ConstTensorView dy, ConstTensorView w, TensorView dx);
-
-  // Bytes of scratch that this holds.
-  int64_t bytes() const;
 
  private:
   HeadBlocks(const HeadBlockSizes& sizes, Stream* stream) : sizes_(sizes), stream_(*stream) {}
