@@ -51,14 +51,14 @@ class Impl final : public MpiBackend {
     if (wire_->status().ok()) backend_->SayGoodbye();
     const bool all_here = wire_->status().ok() && wire_->AwaitAll(options_.deadline);
     backend_.reset();
-    if (all_here && wire_->status().ok()) {
+    if (all_here && wire_->status().ok() && !AnyDead()) {
       job_->Leave(options_.finalize_limit, [this] { return wire_->DescribeWorld(); });
     }
   }
 
   absl::string_view name() const override { return backend_->name(); }
   int rank() const override { return backend_->rank(); }
-  int size() const override { return backend_->size(); }
+  int size() const override { return wire_->size(); }
   const Topology& topology() const override { return backend_->topology(); }
   ByteLedger& ledger() override { return backend_->ledger(); }
   absl::StatusOr<std::unique_ptr<Communicator>> CreateGroup(const Group& group) override {
@@ -67,6 +67,15 @@ class Impl final : public MpiBackend {
   int64_t num_dropped_messages() override { return backend_->mailroom().num_dropped(); }
 
  private:
+  // A rank that waited in vain for this one, and has ended, left its part of AwaitAll behind: MPI_Finalize would wait
+  // for it. In good order nobody ends before all are in MPI_Finalize.
+  bool AnyDead() const {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (wire_->Health(peer, /*describe=*/false).state == PeerHealth::State::kDead) return true;
+    }
+    return false;
+  }
+
   const MpiOptions options_;
   std::unique_ptr<MpiJob> job_;
   std::unique_ptr<MpiWire> wire_;
