@@ -305,9 +305,10 @@ TEST(ParityTest, TokensSummedOverLanesAreAtTheBoundOfTheLanes) {
 
 // Nodes of two TP groups: exchanges in two levels have their order's bits, and every byte is booked where it goes.
 TEST(ParityTest, TwoLevelOrdersOverNodes) {
-  ParityConfig config = SmallConfig(2, 4, 4,
-                                    {"reference", "two_level(reference)", "two_level(fused)", "two_level(token_sliced)",
-                                     "overlapped(two_level(token_sliced))", "dedup", "two_level(dedup)", "per_node(dedup)"});
+  ParityConfig config =
+      SmallConfig(2, 4, 4,
+                  {"reference", "two_level(reference)", "two_level(fused)", "two_level(token_sliced)",
+                   "overlapped(two_level(token_sliced))", "dedup", "two_level(dedup)", "per_node(dedup)"});
   config.ranks_per_node = 4;
   config.base.model.experts = 8;  // two on each rank, for two chunks
   ASSERT_OK_AND_ASSIGN(const ParityResult result, RunParityOnThreads(config, TestCorpus()));
