@@ -60,8 +60,8 @@ std::string NameOf(const ::testing::TestParamInfo<Parameter>& info) {
   return absl::StrCat(info.param.c.name, "_Ranks", info.param.options.world_size);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SimConformanceTest, ::testing::ValuesIn(Parameters({1, 2, 3, 4, 5, 8}, {.seed = 5})),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Worlds, SimConformanceTest,
+                         ::testing::ValuesIn(Parameters({1, 2, 3, 4, 5, 6, 7, 8}, {.seed = 5})), NameOf);
 INSTANTIATE_TEST_SUITE_P(C12_PiecesOfAThousandBytes, SimConformanceTest,
                          ::testing::ValuesIn(Parameters({3}, {.seed = 6, .eager_bytes = 0, .piece_bytes = 1000})),
                          NameOf);
