@@ -70,7 +70,7 @@ GOOD = [
     ("tools/parity.cc", '// A.\n#include <gflags/gflags.h>\nDEFINE_bool(x, true, "");\nint main() { printf("x"); }\n'),
     ("comm/a.cc", '// A: std::cout is not used.\nint n = std::snprintf(b, 3, "x");\nfoo::printf(1);\n'),
     ("comm/BUILD", '# A.\nload("//tools:build_defs.bzl", "ek_cc_library")\nek_cc_library(name = "x", srcs = ["x.cc"])\n'),
-    ("docs/a.md", "# A\nThe texts in /usr/share/common-licenses; `tools/work/x` and a.b/root/c.\n"),
+    ("docs/a.md", "# A\nThe texts in /usr/share/common-licenses; `tools/{}/x` and a.b/{}/c.\n".format("work", "root")),
 ]
 
 
