@@ -1,6 +1,5 @@
 #include "evenkeel/comm/in_process.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,10 +9,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/host_communicator.h"
+#include "evenkeel/comm/in_process_deadlock.h"
+#include "evenkeel/comm/in_process_gathering.h"
 #include "evenkeel/comm/in_process_group.h"
 #include "evenkeel/comm/in_process_transport.h"
 #include "evenkeel/comm/mesh.h"
@@ -24,69 +24,6 @@
 
 namespace evenkeel::comm {
 namespace {
-
-std::string GroupText(const Group& group) {
-  return absl::StrCat(group.name.empty() ? AxisName(group.axis) : absl::string_view(group.name), " [",
-                      absl::StrJoin(group.ranks, ","), "]");
-}
-
-// Ranks that come together to make one group. Guarded by the world's mutex.
-struct Gathering {
-  explicit Gathering(const Group& wanted) : group(wanted), joined(wanted.size(), false) {}
-  const Group group;
-  std::vector<bool> joined;
-  int num_joined = 0;
-  bool done = false;
-  absl::StatusCode code = absl::StatusCode::kOk;  // with `what` and `findings`, when it failed
-  std::string what;
-  std::vector<RankFinding> findings;
-  absl::Duration elapsed = absl::ZeroDuration();
-  std::shared_ptr<InProcessGroup> result;
-  absl::CondVar changed;
-};
-
-// Where an entered rank sleeps. Written by its thread, read by whoever looks for a deadlock.
-struct Seat {
-  std::atomic<InProcessGroup*> group{nullptr};  // null: running
-  std::atomic<uint32_t> phase{0};
-  std::atomic<int> operation{0};
-  std::atomic<int64_t> sequence{0};
-  Gathering* gathering = nullptr;  // waits for others to make a group; guarded by the world's mutex
-  bool entered = false;            // guarded by the world's mutex
-  bool left = false;               // likewise
-};
-
-// A blocked rank, as the search for a deadlock saw it: in a call of `group`, or in the making of a group.
-struct Sleeper {
-  // `world_rank` in the numbering that messages of its group use.
-  int IndexOf(int world_rank) const {
-    if (group == nullptr) return gathering->group.IndexOf(world_rank);
-    return group->OuterRank(group->group().IndexOf(world_rank));
-  }
-  InProcessGroup* group = nullptr;
-  Gathering* gathering = nullptr;
-  uint32_t phase = 0;
-  std::vector<int> waits_for = {};  // world ranks
-  std::string text = {};
-};
-
-// Follows the first awaited rank until one comes again.
-std::string CycleText(const std::map<int, Sleeper>& sleepers) {
-  std::vector<int> path;
-  int rank = sleepers.begin()->first;
-  while (sleepers.count(rank) > 0 && std::find(path.begin(), path.end(), rank) == path.end()) {
-    path.push_back(rank);
-    rank = sleepers.at(rank).waits_for.front();
-  }
-  path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
-  std::string text;
-  for (const int member : path) {
-    const Sleeper& sleeper = sleepers.at(member);
-    absl::StrAppend(&text, text.empty() ? "" : ", ", "world rank ", member, " ", sleeper.text, " for world rank ",
-                    sleeper.waits_for.front());
-  }
-  return text;
-}
 
 class World;
 
@@ -148,13 +85,7 @@ class World final : public InProcessWorld, public InProcessHost {
     FindDeadlock();
   }
   void FindDeadlock() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<Sleeper> LookAt(int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitGathering(Gathering* gathering, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndGathering(Gathering* gathering, absl::StatusCode code, std::string what, std::vector<RankFinding> findings)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Gathering> Join(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RefuseConflicts(const Group& group, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CheckLeft(Gathering* gathering) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const InProcessOptions options_;
   const Topology topology_;
@@ -167,7 +98,7 @@ class World final : public InProcessWorld, public InProcessHost {
   std::atomic<uint64_t> num_moves_{0};
   absl::Mutex mutex_;
   int64_t last_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::shared_ptr<Gathering>> gatherings_ ABSL_GUARDED_BY(mutex_);
+  Gatherings gatherings_ ABSL_GUARDED_BY(mutex_);
   std::map<InProcessGroup*, std::weak_ptr<InProcessGroup>> groups_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -221,7 +152,7 @@ void World::LeaveRank(int rank) {
       std::shared_ptr<InProcessGroup> group = weak.lock();
       if (group != nullptr && group->group().IndexOf(rank) >= 0) groups.push_back(std::move(group));
     }
-    for (const auto& gathering : gatherings_) CheckLeft(gathering.get());
+    gatherings_.CheckAllLeft([this](int other) { return seats_[other].left; });
   }
   if (t_entered.world == this && t_entered.rank == rank) t_entered = Entered();
   for (std::shared_ptr<InProcessGroup>& group : groups) {
@@ -278,110 +209,21 @@ Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Ca
   return outcome;
 }
 
-// Called when nobody seems to run. A rank whose phase has completed or broken is about to wake up: then it is none.
-// Seats are read once: from the first broken group on, ranks wake up and change them. Their groups stay alive while
-// the world's mutex is held (see Release).
-std::optional<Sleeper> World::LookAt(int rank) const {
-  const Seat& seat = seats_[rank];
-  if (!seat.entered) return std::nullopt;
-  Sleeper sleeper;
-  if (seat.gathering != nullptr) {
-    if (seat.gathering->done) return std::nullopt;
-    sleeper.gathering = seat.gathering;
-    for (int i = 0; i < seat.gathering->group.size(); ++i) {
-      if (!seat.gathering->joined[i]) sleeper.waits_for.push_back(seat.gathering->group.ranks[i]);
-    }
-    sleeper.text = absl::StrCat("waits in create_group of ", GroupText(seat.gathering->group));
-    return sleeper;
-  }
-  sleeper.group = seat.group.load(std::memory_order_seq_cst);
-  if (sleeper.group == nullptr) return std::nullopt;
-  sleeper.phase = seat.phase.load(std::memory_order_relaxed);
-  Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
-  if (sleeper.group->rendezvous().IsOver(sleeper.phase, &outcome)) return std::nullopt;
-  for (const int absent : sleeper.group->rendezvous().Absent(sleeper.phase)) {
-    sleeper.waits_for.push_back(sleeper.group->group().ranks[absent]);
-  }
-  if (sleeper.waits_for.empty()) return std::nullopt;
-  sleeper.text =
-      absl::StrCat("waits in ", OperationName(static_cast<Operation>(seat.operation.load())), " of group ",
-                   GroupText(sleeper.group->group()), " epoch=", sleeper.group->epoch(), " seq=", seat.sequence.load());
-  return sleeper;
-}
-
+// Called when nobody seems to run. A rank whose phase has completed or broken is about to wake up: then there is no
+// deadlock. Groups stay alive while the mutex is held (see Release).
 void World::FindDeadlock() {
   const uint64_t moves = num_moves_.load(std::memory_order_seq_cst);
   std::map<int, Sleeper> sleepers;  // by world rank
   for (int rank = 0; rank < size(); ++rank) {
     if (seats_[rank].left) continue;
-    std::optional<Sleeper> sleeper = LookAt(rank);
+    std::optional<Sleeper> sleeper = LookAt(seats_[rank]);
     if (!sleeper.has_value()) return;
     sleepers.emplace(rank, *std::move(sleeper));
   }
   // A rank that moved while the seats were read may have been seen before and after: no picture of one moment. Who
   // falls asleep last looks again.
   if (sleepers.empty() || num_moves_.load(std::memory_order_seq_cst) != moves) return;
-  const std::string what = absl::StrCat("deadlock, every rank of the process is blocked: ", CycleText(sleepers));
-  for (const auto& [rank, sleeper] : sleepers) {
-    std::vector<RankFinding> findings;
-    for (const int other : sleeper.waits_for) {
-      const auto found = sleepers.find(other);
-      if (found != sleepers.end()) findings.push_back({sleeper.IndexOf(other), found->second.text});
-    }
-    if (sleeper.group != nullptr) {
-      sleeper.group->ReportDeadlock(sleeper.phase, what, std::move(findings));
-    } else {
-      EndGathering(sleeper.gathering, absl::StatusCode::kDeadlineExceeded, what, std::move(findings));
-    }
-  }
-  for (const auto& [rank, sleeper] : sleepers) {
-    if (sleeper.group != nullptr) sleeper.group->rendezvous().WakeAll();
-  }
-}
-
-void World::EndGathering(Gathering* gathering, absl::StatusCode code, std::string what,
-                         std::vector<RankFinding> findings) {
-  if (gathering->done) return;
-  gathering->done = true;
-  gathering->code = code;
-  gathering->what = std::move(what);
-  gathering->findings = std::move(findings);
-  gathering->changed.SignalAll();
-  const auto found = std::find_if(gatherings_.begin(), gatherings_.end(),
-                                  [gathering](const auto& other) { return other.get() == gathering; });
-  if (found != gatherings_.end()) gatherings_.erase(found);
-}
-
-void World::CheckLeft(Gathering* gathering) {
-  std::vector<RankFinding> gone;
-  for (int i = 0; i < gathering->group.size(); ++i) {
-    if (!gathering->joined[i] && seats_[gathering->group.ranks[i]].left) gone.push_back({i, "has left"});
-  }
-  if (!gone.empty()) EndGathering(gathering, absl::StatusCode::kUnavailable, "a rank is gone", std::move(gone));
-}
-
-// A rank that waits for `rank` in another group than the one `rank` makes with it will wait for ever.
-void World::RefuseConflicts(const Group& group, int rank) {
-  const std::vector<std::shared_ptr<Gathering>> pending = gatherings_;
-  for (const auto& gathering : pending) {
-    if (gathering->group == group || gathering->group.IndexOf(rank) < 0) continue;
-    for (int i = 0; i < gathering->group.size(); ++i) {
-      if (!gathering->joined[i] || group.IndexOf(gathering->group.ranks[i]) < 0) continue;
-      EndGathering(gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
-                   {{i, absl::StrCat("makes ", GroupText(gathering->group))},
-                    {gathering->group.IndexOf(rank), absl::StrCat("makes ", GroupText(group))}});
-      break;
-    }
-  }
-}
-
-std::shared_ptr<Gathering> World::Join(const Group& group, int rank) {
-  const auto found = std::find_if(gatherings_.begin(), gatherings_.end(), [&group, rank](const auto& other) {
-    return other->group == group && !other->joined[group.IndexOf(rank)];
-  });
-  if (found != gatherings_.end()) return *found;
-  gatherings_.push_back(std::make_shared<Gathering>(group));
-  return gatherings_.back();
+  ReportDeadlock(sleepers, &gatherings_);
 }
 
 void World::AwaitGathering(Gathering* gathering, int rank) {
@@ -398,12 +240,11 @@ void World::AwaitGathering(Gathering* gathering, int rank) {
       continue;
     }
     std::vector<RankFinding> missing;
-    for (int i = 0; i < gathering->group.size(); ++i) {
-      if (gathering->joined[i]) continue;
-      missing.push_back({i, absl::StrCat("(world rank ", gathering->group.ranks[i], ") has not come")});
+    for (const int other : gathering->Missing()) {
+      missing.push_back({gathering->group.IndexOf(other), absl::StrCat("(world rank ", other, ") has not come")});
     }
     gathering->elapsed = elapsed;
-    EndGathering(gathering, absl::StatusCode::kDeadlineExceeded, "not all members came", std::move(missing));
+    gatherings_.End(gathering, absl::StatusCode::kDeadlineExceeded, "not all members came", std::move(missing));
   }
   if (seats_[rank].gathering == gathering && entered) {
     num_running_.fetch_add(1, std::memory_order_seq_cst);
@@ -414,33 +255,23 @@ void World::AwaitGathering(Gathering* gathering, int rank) {
 
 absl::StatusOr<std::shared_ptr<InProcessGroup>> World::Gather(const Group& group, int rank) {
   absl::MutexLock lock(&mutex_);
-  const size_t before = gatherings_.size();
-  RefuseConflicts(group, rank);
-  const bool conflict = gatherings_.size() != before;
-  const std::shared_ptr<Gathering> gathering = Join(group, rank);
-  gathering->joined[group.IndexOf(rank)] = true;
+  const bool conflict = gatherings_.RefuseConflicts(group, rank);
+  const std::shared_ptr<Gathering> gathering = gatherings_.Join(group, rank);
   if (conflict) {
-    EndGathering(gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
-                 {{group.IndexOf(rank), absl::StrCat("makes ", GroupText(group), ", others another group with it")}});
-  } else if (++gathering->num_joined == group.size()) {
+    gatherings_.End(
+        gathering.get(), absl::StatusCode::kFailedPrecondition, "the members disagree about the group",
+        {{group.IndexOf(rank), absl::StrCat("makes ", GroupText(group), ", others another group with it")}});
+  } else if (gathering->num_joined == group.size()) {
     gathering->result =
         std::make_shared<InProcessGroup>(group, ++last_epoch_, wait_, options_.eager_bytes, options_.scratch);
     groups_[gathering->result.get()] = gathering->result;
-    EndGathering(gathering.get(), absl::StatusCode::kOk, "", {});
+    gatherings_.End(gathering.get(), absl::StatusCode::kOk, "", {});
   } else {
-    CheckLeft(gathering.get());
+    gatherings_.CheckLeft(gathering.get(), [this](int other) { return seats_[other].left; });
   }
   AwaitGathering(gathering.get(), rank);
   if (gathering->code == absl::StatusCode::kOk) return gathering->result;
-  ErrorContext context = CallContext(group, -1, group.IndexOf(rank), {.operation = Operation::kCreateGroup});
-  context.sequence = -1;
-  context.findings = gathering->findings;
-  context.next_step = "all members, and only they, create the group with the same list of ranks";
-  if (gathering->elapsed > absl::ZeroDuration()) {
-    context.elapsed = gathering->elapsed;
-    context.limit = options_.deadline;
-  }
-  return MakeError(gathering->code, context, gathering->what);
+  return GatheringError(*gathering, rank, options_.deadline);
 }
 
 }  // namespace
