@@ -82,7 +82,8 @@ void Gatherings::CheckLeft(Gathering* gathering, HasLeft has_left) {
 }
 
 void Gatherings::CheckAllLeft(HasLeft has_left) {
-  for (const auto& gathering : pending_) CheckLeft(gathering.get(), has_left);
+  const std::vector<std::shared_ptr<Gathering>> pending = pending_;  // those that end are taken out
+  for (const auto& gathering : pending) CheckLeft(gathering.get(), has_left);
 }
 
 }  // namespace evenkeel::comm

@@ -39,5 +39,21 @@ TEST(GatheringsTest, ConflictEndsOnlyThoseWhoWaitForTheRank) {
   EXPECT_FALSE(gatherings.RefuseConflicts(TpOf(1, 2), 1));
 }
 
+TEST(GatheringsTest, EveryGatheringLearnsThatARankHasLeft) {
+  Gatherings gatherings;
+  const auto left = [](int rank) { return rank == 1; };
+  const std::shared_ptr<Gathering> ended[] = {gatherings.Join(TpOf(0, 1), 0), gatherings.Join(TpOf(1, 2), 2),
+                                              gatherings.Join(TpOf(1, 3), 3)};
+  const auto stays = gatherings.Join(TpOf(2, 3), 3);
+  gatherings.CheckAllLeft(left);
+  for (const auto& gathering : ended) {
+    ASSERT_TRUE(gathering->done);
+    EXPECT_EQ(gathering->code, absl::StatusCode::kUnavailable);
+    ASSERT_EQ(gathering->findings.size(), 1u);
+    EXPECT_EQ(gathering->findings[0].rank, gathering->group.IndexOf(1));
+  }
+  EXPECT_FALSE(stays->done);
+}
+
 }  // namespace
 }  // namespace evenkeel::comm
