@@ -20,39 +20,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/testing/reference_branch.h"
 #include "evenkeel/testing/reference_math.h"
+#include "evenkeel/testing/reference_parameters.h"
 #include "evenkeel/testing/reference_routing.h"
 
 namespace evenkeel::testutil {
-
-struct ReferenceConfig {
-  int64_t vocabulary = 256;
-  int64_t sequence = 32;
-  int64_t hidden = 64;
-  int64_t heads = 4;
-  int64_t layers = 2;
-  int64_t ffn = 128;
-  bool swiglu = false;       // else a GELU MLP
-  bool expert_bias = false;  // b_in and b_out per expert
-  // A dense MLP beside the experts; hidden, swiglu and bias are those of the model.
-  ReferenceMix branch = ReferenceMix::kNone;
-  int64_t branch_ffn = 0;
-  double norm_epsilon = 1e-5;
-  ReferenceRouterConfig router;
-  int64_t capacity_replicas = 1;  // consecutive replicas that exchange tokens, hence share a capacity
-};
-
-// Full parameters and gradients by global name, as matrices: [out of place of a vector: 1 x n], experts stacked by
-// rows ([experts * rows, cols]).
-//   embedding.token [vocabulary, hidden]      embedding.position [sequence, hidden]
-//   layer.L.attention.norm [1, hidden]        layer.L.attention.{wq,wk,wv,wo} [hidden, hidden], y = x w
-//   layer.L.moe.norm [1, hidden]              layer.L.moe.router [experts, hidden]
-//   layer.L.moe.w_in (w_gate) [experts * hidden, ffn]     layer.L.moe.w_out [experts * ffn, hidden]
-//   layer.L.moe.b_in (b_gate) [experts, ffn]  layer.L.moe.b_out [experts, hidden]
-//   layer.L.moe.shared.*: see AddBranchTensors
-//   final.norm [1, hidden]                    output [hidden, vocabulary]
-using ReferenceTensors = reference::Tensors;
 
 // One data-parallel replica's batch: whole sequences back to back.
 struct ReferenceBatch {
@@ -94,9 +66,9 @@ class ReferenceModel {
 
   const ReferenceConfig& config() const { return config_; }
   // Zeros of every parameter's shape.
-  ReferenceTensors ZeroTensors() const;
+  ReferenceTensors ZeroTensors() const { return ZeroReferenceTensors(config_); }
   // Names of the boundaries: "embedding", "layer.0.attention", "layer.0.moe", ...
-  std::vector<std::string> BoundaryNames() const;
+  std::vector<std::string> BoundaryNames() const { return ReferenceBoundaryNames(config_); }
 
   // One step of all replicas. InvalidArgument when a parameter is missing or of another shape, or a batch is not whole
   // sequences of known bytes.

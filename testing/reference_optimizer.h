@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "evenkeel/testing/reference_model.h"
+#include "evenkeel/testing/reference_parameters.h"
 
 namespace evenkeel::testutil {
 

@@ -23,7 +23,7 @@
 #include "evenkeel/moe/router_config.h"
 #include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/runtime/tensor/dtype.h"
-#include "evenkeel/testing/reference_model.h"
+#include "evenkeel/testing/reference_parameters.h"
 #include "evenkeel/zero3/partitioned_model.h"
 
 namespace evenkeel::testutil {
