@@ -8,14 +8,13 @@
 #include "evenkeel/moe/dense_branch.h"
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/runtime/base/status_macros.h"
-#include "evenkeel/runtime/ops/attention.h"
 #include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/ops/gemm.h"
 #include "evenkeel/runtime/ops/norm.h"
 #include "evenkeel/runtime/ops/rows.h"
 #include "evenkeel/runtime/ops/softmax.h"
-#include "evenkeel/testing/head_blocks.h"
-#include "evenkeel/testing/leaf_views.h"
+#include "evenkeel/testing/attention_block.h"
+#include "evenkeel/testing/leaf_tensors.h"
 
 namespace evenkeel::testutil {
 namespace {
@@ -24,7 +23,7 @@ using zero3::ParameterSpec;
 
 // What a layer's forward leaves for its backward.
 struct LayerTape {
-  Tensor attention_normed, attention_inverse_rms, q, k, v, probabilities, context;
+  AttentionTape attention;
   Tensor moe_normed, moe_inverse_rms;
   moe::MoeTape moe;
   moe::DenseBranchTape branch;
@@ -42,6 +41,7 @@ class RankModel final : public LanguageModel {
         stream_(*stream) {}
 
   absl::Status Prepare(const moe::Order& order, const LanguageModelGroups& groups) {
+    EK_ASSIGN_OR_RETURN(attention_, AttentionBlock::Create(config_, attention_tp_, device_, &stream_));
     EK_RETURN_IF_ERROR(CreateMoeLayers(order, groups.moe));
     EK_RETURN_IF_ERROR(FindLeaves());
     return Allocate();
@@ -71,9 +71,6 @@ class RankModel final : public LanguageModel {
  private:
   int64_t rows() const { return config_.tokens(); }
   DType dtype() const { return config_.dtype; }
-  DType wide_dtype() const { return config_.dtype == DType::kBF16 ? DType::kF32 : config_.dtype; }
-  int64_t local_heads() const { return config_.heads / (attention_tp_ != nullptr ? attention_tp_->size() : 1); }
-  int64_t local_width() const { return local_heads() * (config_.hidden / config_.heads); }
   LayerTape& tape(int64_t layer) { return tapes_[config_.recompute ? 0 : layer]; }
   const Tensor& boundary(int64_t i) const { return boundaries_[i]; }
 
@@ -107,36 +104,23 @@ class RankModel final : public LanguageModel {
   }
 
   absl::Status Allocate() {
-    const int64_t s = rows(), h = config_.hidden, n = config_.sequence;
+    const int64_t s = rows(), h = config_.hidden;
     boundaries_.resize(1 + 2 * config_.layers);
     for (Tensor& boundary : boundaries_) EK_RETURN_IF_ERROR(Make(&boundary, dtype(), {s, h}));
-    for (Tensor* wide : {&dx_, &scratch_, &dnormed_, &addend_}) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
-    for (Tensor* narrow : {&dq_, &dk_, &dv_, &dcontext_}) {
-      EK_RETURN_IF_ERROR(Make(narrow, dtype(), {s, local_width()}));
-    }
+    for (Tensor* wide : {&dx_, &scratch_, &dnormed_}) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
     for (Tensor* wide : {&dmoe_, &dbranch_}) {
       if (branch_ != nullptr) EK_RETURN_IF_ERROR(Make(wide, dtype(), {s, h}));
     }
-    if (config_.canonical()) {
-      const HeadBlockSizes sizes = {s, h, local_heads(), h / config_.heads, dtype()};
-      EK_ASSIGN_OR_RETURN(head_blocks_, HeadBlocks::Create(sizes, device_, &stream_));
-      EK_RETURN_IF_ERROR(Make(&partial_, wide_dtype(), {s, h}));
-    }
     EK_RETURN_IF_ERROR(Make(&logits_, dtype(), {s, config_.vocabulary}));
-    EK_RETURN_IF_ERROR(Make(&head_inverse_rms_, wide_dtype(), {s}));
+    EK_RETURN_IF_ERROR(Make(&head_inverse_rms_, config_.wide_dtype(), {s}));
     EK_RETURN_IF_ERROR(Make(&loss_, DType::kF64, {1}));
     for (Tensor* ids : {&inputs_, &targets_, &positions_}) EK_RETURN_IF_ERROR(Make(ids, DType::kI32, {s}));
-    for (int64_t t = 0; t < s; ++t) positions_.data<int32_t>()[t] = static_cast<int32_t>(t % n);
+    for (int64_t t = 0; t < s; ++t) positions_.data<int32_t>()[t] = static_cast<int32_t>(t % config_.sequence);
     tapes_.resize(config_.recompute ? 1 : config_.layers);
     for (LayerTape& tape : tapes_) {
-      for (Tensor* t : {&tape.attention_normed, &tape.moe_normed}) EK_RETURN_IF_ERROR(Make(t, dtype(), {s, h}));
-      for (Tensor* t : {&tape.attention_inverse_rms, &tape.moe_inverse_rms}) {
-        EK_RETURN_IF_ERROR(Make(t, wide_dtype(), {s}));
-      }
-      for (Tensor* t : {&tape.q, &tape.k, &tape.v, &tape.context}) {
-        EK_RETURN_IF_ERROR(Make(t, dtype(), {s, local_width()}));
-      }
-      EK_RETURN_IF_ERROR(Make(&tape.probabilities, dtype(), {config_.sequences * local_heads(), n, n}));
+      EK_RETURN_IF_ERROR(attention_->AllocateTape(&tape.attention));
+      EK_RETURN_IF_ERROR(Make(&tape.moe_normed, dtype(), {s, h}));
+      EK_RETURN_IF_ERROR(Make(&tape.moe_inverse_rms, config_.wide_dtype(), {s}));
     }
     return absl::OkStatus();
   }
@@ -199,88 +183,15 @@ class RankModel final : public LanguageModel {
     return parameters_.FlushGradients(embedding_leaf_);
   }
 
-  AttentionSizes Sizes() const {
-    return {config_.sequences, config_.sequence, local_heads(), config_.hidden / config_.heads};
-  }
-
-  // Everything of the block before the output projection.
-  absl::Status AttentionInner(int64_t layer, absl::Span<const ConstTensorView> w) {
-    LayerTape& t = tape(layer);
-    const ConstTensorView x = boundary(2 * layer).const_view();
-    EK_RETURN_IF_ERROR(RmsNormForward(x, w[kAttentionNorm], config_.norm_epsilon, t.attention_normed.view(),
-                                      t.attention_inverse_rms.view(), stream_));
-    const ConstTensorView normed = t.attention_normed.const_view();
-    const Tensor* outputs[] = {&t.q, &t.k, &t.v};
-    for (int i = 0; i < 3; ++i) {
-      const TensorView to = outputs[i]->view();
-      EK_RETURN_IF_ERROR(head_blocks_ != nullptr ? head_blocks_->Columns(normed, w[kWq + i], to)
-                                                 : Gemm(false, false, 1, normed, w[kWq + i], 0, to, stream_));
-    }
-    return CausalAttentionForward(Sizes(), t.q.const_view(), t.k.const_view(), t.v.const_view(), t.probabilities.view(),
-                                  t.context.view(), stream_);
-  }
-
-  // Sums partial values over the lanes, in place.
-  absl::Status SumOverLanes(const TensorView& partial) {
-    if (attention_tp_ == nullptr) return absl::OkStatus();
-    return attention_tp_->AllReduce(partial, partial, comm::ReduceOp::kSum, stream_);
-  }
-
   absl::Status AttentionForward(int64_t layer) {
     const zero3::LeafId leaf = attention_leaves_[layer];
     EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/true));
-    EK_RETURN_IF_ERROR(AttentionInner(layer, weights.views()));
-    const ConstTensorView context = tape(layer).context.const_view(), wo = weights.views()[kWo];
-    const TensorView addend = head_blocks_ != nullptr ? partial_.view() : scratch_.view();
-    EK_RETURN_IF_ERROR(head_blocks_ != nullptr ? head_blocks_->RowsPartial(context, wo, addend)
-                                               : Gemm(false, false, 1, context, wo, 0, addend, stream_));
+    const ConstTensorView x = boundary(2 * layer).const_view();
+    EK_RETURN_IF_ERROR(attention_->Inner(x, weights.views(), &tape(layer).attention));
+    EK_RETURN_IF_ERROR(attention_->Project(tape(layer).attention, weights.views()));
     EK_RETURN_IF_ERROR(parameters_.Release(leaf));
-    EK_RETURN_IF_ERROR(SumOverLanes(addend));
-    if (head_blocks_ != nullptr) EK_RETURN_IF_ERROR(Cast(addend, scratch_.view(), stream_));
-    EK_RETURN_IF_ERROR(
-        Add(boundary(2 * layer).const_view(), scratch_.const_view(), boundary(2 * layer + 1).view(), stream_));
+    EK_RETURN_IF_ERROR(attention_->AddOutput(x, boundary(2 * layer + 1).view()));
     return ShowActivation(2 * layer + 1);
-  }
-
-  // dnormed_ = the lanes' sum of dq wq' + dk wk' + dv wv'; adds the three weights' gradients.
-  absl::Status ProjectionsBackward(const LayerTape& t, absl::Span<const ConstTensorView> w,
-                                   absl::Span<const TensorView> gradients) {
-    if (head_blocks_ != nullptr) return ProjectionsBackwardByHead(t, w, gradients);
-    const ConstTensorView normed = t.attention_normed.const_view();
-    const Tensor* outputs[] = {&dq_, &dk_, &dv_};
-    for (int i = 0; i < 3; ++i) {
-      const ConstTensorView d = outputs[i]->const_view();
-      EK_RETURN_IF_ERROR(GemmWeightGradient(normed, d, {}, gradients[kWq + i], stream_));
-      const TensorView to = i == 0 ? dnormed_.view() : addend_.view();
-      EK_RETURN_IF_ERROR(Gemm(false, true, 1, d, w[kWq + i], 0, to, stream_));
-      if (i > 0) EK_RETURN_IF_ERROR(Add(dnormed_.const_view(), addend_.const_view(), dnormed_.view(), stream_));
-    }
-    return SumOverLanes(dnormed_.view());
-  }
-
-  absl::Status ProjectionsBackwardByHead(const LayerTape& t, absl::Span<const ConstTensorView> w,
-                                         absl::Span<const TensorView> gradients) {
-    const Tensor* outputs[] = {&dq_, &dk_, &dv_};
-    std::vector<std::pair<ConstTensorView, ConstTensorView>> products;
-    for (int i = 0; i < 3; ++i) {
-      const ConstTensorView d = outputs[i]->const_view();
-      EK_RETURN_IF_ERROR(head_blocks_->ColumnsWeightGradient(t.attention_normed.const_view(), d, gradients[kWq + i]));
-      products.push_back({d, w[kWq + i]});
-    }
-    EK_RETURN_IF_ERROR(head_blocks_->ColumnsInputPartial(products, partial_.view()));
-    EK_RETURN_IF_ERROR(SumOverLanes(partial_.view()));
-    return Cast(partial_.const_view(), dnormed_.view(), stream_);
-  }
-
-  // dcontext_ from dx_; adds wo's gradient.
-  absl::Status OutputBackward(const LayerTape& t, ConstTensorView wo, TensorView dwo) {
-    const ConstTensorView context = t.context.const_view(), dx = dx_.const_view();
-    if (head_blocks_ != nullptr) {
-      EK_RETURN_IF_ERROR(head_blocks_->RowsWeightGradient(context, dx, dwo));
-      return head_blocks_->RowsInputGradient(dx, wo, dcontext_.view());
-    }
-    EK_RETURN_IF_ERROR(GemmWeightGradient(context, dx, {}, dwo, stream_));
-    return Gemm(false, true, 1, dx, wo, 0, dcontext_.view(), stream_);
   }
 
   // dx_ += the norm's input gradient for dnormed_.
@@ -294,16 +205,12 @@ class RankModel final : public LanguageModel {
     const zero3::LeafId leaf = attention_leaves_[layer];
     EK_ASSIGN_OR_RETURN(const zero3::LeafWeights weights, Fetch(leaf, /*show=*/false));
     const absl::Span<const ConstTensorView> w = weights.views();
-    if (config_.recompute) EK_RETURN_IF_ERROR(AttentionInner(layer, w));
+    AttentionTape& t = tape(layer).attention;
+    const ConstTensorView x = boundary(2 * layer).const_view();
+    if (config_.recompute) EK_RETURN_IF_ERROR(attention_->Inner(x, w, &t));
     EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(leaf));
-    LayerTape& t = tape(layer);
-    EK_RETURN_IF_ERROR(OutputBackward(t, w[kWo], gradients[kWo]));
-    EK_RETURN_IF_ERROR(CausalAttentionBackward(Sizes(), t.q.const_view(), t.k.const_view(), t.v.const_view(),
-                                               t.probabilities.const_view(), dcontext_.const_view(), dq_.view(),
-                                               dk_.view(), dv_.view(), stream_));
-    EK_RETURN_IF_ERROR(ProjectionsBackward(t, w, gradients));
-    EK_RETURN_IF_ERROR(NormBackward(boundary(2 * layer).const_view(), w[kAttentionNorm], t.attention_inverse_rms,
-                                    gradients[kAttentionNorm]));
+    EK_RETURN_IF_ERROR(attention_->Backward(t, w, dx_.const_view(), gradients, dnormed_.view()));
+    EK_RETURN_IF_ERROR(NormBackward(x, w[kAttentionNorm], t.inverse_rms, gradients[kAttentionNorm]));
     EK_RETURN_IF_ERROR(parameters_.FlushGradients(leaf));
     EK_RETURN_IF_ERROR(parameters_.Release(leaf));
     return ShowActivationGradient(2 * layer);
@@ -417,6 +324,7 @@ class RankModel final : public LanguageModel {
   zero3::PartitionedModel& parameters_;
   Device* const device_;
   Stream& stream_;
+  std::unique_ptr<AttentionBlock> attention_;  // serves all layers
   std::vector<std::unique_ptr<moe::MoeLayer>> moe_layers_;
   std::unique_ptr<moe::DenseBranch> branch_;  // serves all layers; null: none
   zero3::LeafId embedding_leaf_, head_leaf_;
@@ -424,10 +332,8 @@ class RankModel final : public LanguageModel {
 
   std::vector<Tensor> boundaries_;  // activations of the residual stream
   std::vector<LayerTape> tapes_;
-  std::unique_ptr<HeadBlocks> head_blocks_;  // canonical numerics only, as is partial_
-  Tensor partial_;                           // this lane's addend, wide
-  Tensor dx_;                                // gradient of the residual stream
-  Tensor scratch_, dnormed_, addend_, dq_, dk_, dv_, dcontext_;
+  Tensor dx_;  // gradient of the residual stream
+  Tensor scratch_, dnormed_;
   Tensor dmoe_, dbranch_;  // with a branch: gradients of the experts' output and of the branch's input
   Tensor logits_, head_inverse_rms_, loss_, inputs_, targets_, positions_;
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/testing/language_model.h"
-#include "evenkeel/testing/leaf_views.h"
+#include "evenkeel/testing/leaf_tensors.h"
 
 namespace evenkeel::testutil {
 namespace {
@@ -68,7 +68,7 @@ class Describer {
     const bool gated = config_.activation == moe::ExpertActivation::kSwiGlu;
     std::vector<int> own = {Dense(prefix + "norm", {h}, -1, Initializer::Ones()),
                             Dense(prefix + "router", {e, h}, -1, Weight(h))};
-    description_.parameters[own[1]].dtype = config_.dtype == DType::kBF16 ? DType::kF32 : config_.dtype;
+    description_.parameters[own[1]].dtype = config_.wide_dtype();
     own.push_back(Expert(prefix + "w_in", {e, h, f}, 2, Weight(h)));
     own.push_back(Expert(prefix + "w_out", {e, f, h}, 1, Weight(f)));
     if (gated) own.push_back(Expert(prefix + "w_gate", {e, h, f}, 2, Weight(h)));

@@ -65,6 +65,8 @@ struct LanguageModelConfig {
   moe::ExpertNumerics numerics = moe::ExpertNumerics::kFast;
 
   bool canonical() const { return numerics == moe::ExpertNumerics::kCanonical; }
+  // Of partial sums, weight gradients and the router.
+  DType wide_dtype() const { return dtype == DType::kBF16 ? DType::kF32 : dtype; }
   int64_t tokens() const { return sequence * sequences; }
   bool has_branch() const { return shared_experts > 0 || residual_moe; }
   // What moe::DenseBranch is made with; only with has_branch().

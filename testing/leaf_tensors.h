@@ -1,7 +1,7 @@
 // The parameters of the language model's leaves, picked out of what zero3 hands over: weights or gradients. Internal to
 // the model.
-#ifndef EVENKEEL_TESTING_LEAF_VIEWS_H_
-#define EVENKEEL_TESTING_LEAF_VIEWS_H_
+#ifndef EVENKEEL_TESTING_LEAF_TENSORS_H_
+#define EVENKEEL_TESTING_LEAF_TENSORS_H_
 
 #include <cstddef>
 
@@ -69,4 +69,4 @@ moe::DenseBranchTensors<View> BranchViews(const LanguageModelConfig& model, absl
 
 }  // namespace evenkeel::testutil
 
-#endif  // EVENKEEL_TESTING_LEAF_VIEWS_H_
+#endif  // EVENKEEL_TESTING_LEAF_TENSORS_H_
