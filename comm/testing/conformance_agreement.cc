@@ -48,10 +48,13 @@ absl::Status CheckFindings(const absl::Status& status, const Expected& expected,
   return absl::OkStatus();
 }
 
-// One call in which rank `odd` does `theirs` and the others `usual`.
+// One call in which rank `odd` does `theirs` and the others `usual`, in a group that is newer than epoch `*epoch`,
+// which becomes its own.
 absl::Status ExpectDisagreement(Backend& backend, const ConformanceOptions& options, const CallSpec& usual,
-                                const CallSpec& theirs, int odd, const Expected& expected) {
+                                const CallSpec& theirs, int odd, const Expected& expected, int64_t* epoch) {
   EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(WorldGroup(backend.size())));
+  if (group->epoch() <= *epoch) return absl::InternalError("the group after a broken one has no new epoch");
+  *epoch = group->epoch();
   FreshStream stream(options);
   EK_RETURN_IF_ERROR(group->Barrier(*stream));
   const CallSpec& spec = group->rank() == odd ? theirs : usual;
@@ -73,8 +76,9 @@ absl::Status ExpectDisagreement(Backend& backend, const ConformanceOptions& opti
 // Every rank is the odd one once.
 absl::Status RotateOdd(Backend& backend, const ConformanceOptions& options, const CallSpec& usual,
                        const CallSpec& theirs, const Expected& expected) {
+  int64_t epoch = -1;
   for (int odd = 0; odd < backend.size(); ++odd) {
-    const absl::Status status = ExpectDisagreement(backend, options, usual, theirs, odd, expected);
+    const absl::Status status = ExpectDisagreement(backend, options, usual, theirs, odd, expected, &epoch);
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(OperationName(usual.operation), " against ", OperationName(theirs.operation),
@@ -187,6 +191,7 @@ absl::Status OperationsDiffer(Backend& backend, const ConformanceOptions& option
 // both numbers.
 absl::Status CountMatrixDiffers(Backend& backend, const ConformanceOptions& options) {
   const int size = backend.size();
+  int64_t epoch = -1;
   for (int odd = 0; odd < size; ++odd) {
     for (int entry = 0; entry < 2 * size; ++entry) {
       const int64_t seed = odd * 2 * size + entry;
@@ -203,7 +208,7 @@ absl::Status CountMatrixDiffers(Backend& backend, const ConformanceOptions& opti
             .what = "send and receive counts differ",
             .findings = {{from, absl::StrCat("sends ", is_send ? changed : right, " elements to rank ", to)},
                          {to, absl::StrCat("expects ", is_send ? right : changed, " elements from rank ", from)}}};
-        EK_RETURN_IF_ERROR(ExpectDisagreement(backend, options, usual, theirs, odd, expected));
+        EK_RETURN_IF_ERROR(ExpectDisagreement(backend, options, usual, theirs, odd, expected, &epoch));
       }
     }
   }
