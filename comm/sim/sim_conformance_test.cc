@@ -1,5 +1,6 @@
 // The conformance suite of backends over simulated ranks, and that a seed decides everything.
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "evenkeel/comm/sim/sim_world.h"
 #include "evenkeel/comm/testing/conformance.h"
 #include "evenkeel/comm/testing/failing_scratch.h"
+#include "evenkeel/comm/testing/registered_tests.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/status_matchers.h"
@@ -67,6 +69,18 @@ INSTANTIATE_TEST_SUITE_P(C12_PiecesOfAThousandBytes, SimConformanceTest,
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(TwoLevels, SimConformanceTest, ::testing::ValuesIn(Parameters({4}, {.two_level = true})),
                          NameOf);
+
+// Every case on 1 to 8 ranks.
+TEST(SimConformanceListTest, EveryCaseIsATestInEveryWorld) {
+  const std::set<std::string> tests = RegisteredTests();
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const ConformanceCase& c : ConformanceCases({.scratch = Scratch()})) {
+      if (ranks < c.min_world) continue;
+      const std::string test = absl::StrCat("Worlds/SimConformanceTest.Holds/", c.name, "_Ranks", ranks);
+      EXPECT_EQ(tests.count(test), 1u) << test;
+    }
+  }
+}
 
 // What every rank gets, in one world.
 absl::StatusOr<std::vector<std::vector<OperationDigest>>> Digests(const SimOptions& options, uint64_t* log) {

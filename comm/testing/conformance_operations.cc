@@ -17,7 +17,7 @@ namespace {
 // Irregular counts with zeros in every row and column, and a rank that gets nothing.
 int64_t CountOf(int from, int to, int64_t n) {
   if (to == 1 || (from + to) % 3 == 2) return 0;
-  return n * (1 + (2 * from + to) % 4) / 2;
+  return (n * (1 + (2 * from + to) % 4) + 1) / 2;
 }
 
 absl::Status Annotated(const absl::Status& status, absl::string_view where) {
@@ -36,25 +36,33 @@ absl::Status ForEachExtent(const ConformanceOptions& options, const Body& body) 
   return absl::OkStatus();
 }
 
-absl::Status ReduceAll(Rig& rig, const ConformanceOptions& options, bool scatter) {
-  return ForEachExtent(options, [&rig, &options, scatter](DType dtype, int64_t n) -> absl::Status {
+// Rank 0 has some, also where it is alone; ranks 1, 4, 7 have none.
+Counts IrregularCounts(int size, int64_t n) {
+  Counts counts(size);
+  for (int r = 0; r < size; ++r) counts[r] = r % 3 == 1 ? 0 : (n * (1 + 3 * r % 4) + 1) / 2;
+  return counts;
+}
+
+enum class Reducing { kAllReduce, kScatter, kScatterV };
+
+absl::Status ReduceOnce(Rig& rig, Reducing what, DType dtype, ReduceOp op, int64_t n, bool in_place) {
+  if (what == Reducing::kAllReduce) return AllReduceOnce(rig, dtype, op, n, in_place, 0);
+  const bool equal = what == Reducing::kScatter;
+  const Counts counts = equal ? Counts(rig.size(), n) : IrregularCounts(rig.size(), n);
+  return ReduceScatterOnce(rig, dtype, op, counts, equal, in_place);
+}
+
+absl::Status ReduceAll(Rig& rig, const ConformanceOptions& options, Reducing what) {
+  return ForEachExtent(options, [&rig, what](DType dtype, int64_t n) -> absl::Status {
     for (const ReduceOp op : kAllReduceOps) {
       if (!CheckReduction(dtype, op).ok()) continue;
-      if (n == options.large && (op == ReduceOp::kMin || op == ReduceOp::kMax)) continue;
       for (const bool in_place : {false, true}) {
-        const absl::Status status = scatter ? ReduceScatterOnce(rig, dtype, op, Counts(rig.size(), n), true, in_place)
-                                            : AllReduceOnce(rig, dtype, op, n, in_place, 0);
+        const absl::Status status = ReduceOnce(rig, what, dtype, op, n, in_place);
         if (!status.ok()) return Annotated(status, absl::StrCat(ReduceOpName(op), in_place ? " in place" : ""));
       }
     }
     return absl::OkStatus();
   });
-}
-
-Counts IrregularCounts(int size, int64_t n) {
-  Counts counts(size);
-  for (int r = 0; r < size; ++r) counts[r] = CountOf(r, r + 2, n);
-  return counts;
 }
 
 std::vector<Counts> Matrix(int size, int64_t n, bool equal) {
@@ -92,28 +100,61 @@ absl::Status SubGroups(Backend& backend, const ConformanceOptions& options) {
   return rig->Finish(rig->group().Barrier(rig->stream()), 0);
 }
 
-// Every mesh that fits the world, split along every axis: the members of a group find one another in group order.
+// The members of one group of `mesh` find one another in group order.
+absl::Status CheckAxis(Backend& backend, Stream& stream, const Mesh& mesh, Axis axis) {
+  EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(mesh.GroupOf(axis, backend.rank())));
+  int32_t mine = backend.rank();
+  std::vector<int32_t> all(group->size());
+  EK_RETURN_IF_ERROR(group->AllGather(ConstTensorView(&mine, DType::kI32, Shape({1})),
+                                      TensorView(all.data(), DType::kI32, Shape({group->size()})), stream));
+  EK_RETURN_IF_ERROR(stream.Synchronize());
+  if (group->rank() == mesh.Coordinate(axis, backend.rank()) && all == mesh.GroupOf(axis, mine).ranks) {
+    return absl::OkStatus();
+  }
+  const MeshShape& shape = mesh.shape();
+  return absl::InternalError(
+      absl::StrCat("wrong members along ", AxisName(axis), " of tp ", shape.tp, " ep ", shape.ep, " etp ", shape.etp));
+}
+
+// Every mesh that fits the world, split along every axis.
 absl::Status MeshAxes(Backend& backend, const ConformanceOptions& options) {
   EK_ASSIGN_OR_RETURN(const auto rig, Rig::Create(backend, options));
   for (int tp = 1; tp <= backend.size(); ++tp) {
     for (int ep = 1; ep <= backend.size(); ++ep) {
-      const auto mesh = Mesh::Create({.tp = tp, .ep = ep, .dp = backend.size() / tp, .etp = tp});
-      if (backend.size() % tp != 0 || !mesh.ok()) continue;
-      for (const Axis axis : {Axis::kTp, Axis::kDp, Axis::kEp, Axis::kEdp}) {
-        EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(mesh->GroupOf(axis, backend.rank())));
-        int32_t mine = backend.rank();
-        std::vector<int32_t> all(group->size());
-        EK_RETURN_IF_ERROR(group->AllGather(ConstTensorView(&mine, DType::kI32, Shape({1})),
-                                            TensorView(all.data(), DType::kI32, Shape({group->size()})),
-                                            rig->stream()));
-        EK_RETURN_IF_ERROR(rig->stream().Synchronize());
-        if (group->rank() != mesh->Coordinate(axis, backend.rank()) || all != mesh->GroupOf(axis, mine).ranks) {
-          return absl::InternalError(absl::StrCat("wrong members along ", AxisName(axis), " of tp ", tp, " ep ", ep));
+      for (const int etp : {1, tp}) {
+        const auto mesh = Mesh::Create({.tp = tp, .ep = ep, .dp = backend.size() / tp, .etp = etp});
+        if (backend.size() % tp != 0 || !mesh.ok()) continue;
+        for (const Axis axis : {Axis::kWorld, Axis::kTp, Axis::kDp, Axis::kEp, Axis::kEdp, Axis::kEtp}) {
+          EK_RETURN_IF_ERROR(CheckAxis(backend, rig->stream(), *mesh, axis));
         }
       }
     }
   }
   return absl::OkStatus();
+}
+
+// A group of one in a larger world: every operation gives this rank's own data, nothing is booked and nobody is met.
+absl::Status GroupsOfOne(Backend& backend, const ConformanceOptions& options) {
+  const Group alone{.axis = Axis::kOther, .name = "alone", .ranks = {backend.rank()}};
+  EK_ASSIGN_OR_RETURN(const auto rig, Rig::Create(backend, options, alone));
+  const LedgerCounts before = backend.ledger().Snapshot();
+  EK_RETURN_IF_ERROR(ForEachExtent(options, [&rig](DType dtype, int64_t n) -> absl::Status {
+    for (const bool in_place : {false, true}) {
+      EK_RETURN_IF_ERROR(AllReduceOnce(*rig, dtype, ReduceOp::kSum, n, in_place, 0));
+      for (const bool equal : {false, true}) {
+        EK_RETURN_IF_ERROR(AllGatherOnce(*rig, dtype, {n}, equal, in_place));
+        EK_RETURN_IF_ERROR(ReduceScatterOnce(*rig, dtype, ReduceOp::kMax, {n}, equal, in_place));
+        EK_RETURN_IF_ERROR(AllToAllOnce(*rig, dtype, {{n}}, equal, 0));
+      }
+    }
+    return BroadcastOnce(*rig, dtype, 0, n);
+  }));
+  EK_RETURN_IF_ERROR(rig->Finish(rig->group().Barrier(rig->stream()), 0));
+  const LedgerCounts booked = backend.ledger().Snapshot() - before;
+  if (booked.bytes(Axis::kOther) == 0 && booked.total_collectives() == 0 && booked.control_bytes == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError("a group of one has booked something");
 }
 
 }  // namespace
@@ -123,15 +164,9 @@ std::vector<ConformanceCase> OperationCases(const ConformanceOptions& options) {
   const auto add = [&cases, &options](std::string name, std::function<absl::Status(Rig&)> body) {
     cases.push_back(RigCase(options, std::move(name), std::move(body)));
   };
-  add("AllReduce", [options](Rig& rig) { return ReduceAll(rig, options, false); });
-  add("ReduceScatter", [options](Rig& rig) { return ReduceAll(rig, options, true); });
-  add("ReduceScatterV", [options](Rig& rig) {
-    return ForEachExtent(options, [&rig](DType dtype, int64_t n) {
-      const Counts counts = IrregularCounts(rig.size(), n);
-      const absl::Status apart = ReduceScatterOnce(rig, dtype, ReduceOp::kSum, counts, false, false);
-      return apart.ok() ? ReduceScatterOnce(rig, dtype, ReduceOp::kMax, counts, false, true) : apart;
-    });
-  });
+  add("AllReduce", [options](Rig& rig) { return ReduceAll(rig, options, Reducing::kAllReduce); });
+  add("ReduceScatter", [options](Rig& rig) { return ReduceAll(rig, options, Reducing::kScatter); });
+  add("ReduceScatterV", [options](Rig& rig) { return ReduceAll(rig, options, Reducing::kScatterV); });
   for (const bool in_place : {false, true}) {
     const std::string suffix = in_place ? "InPlace" : "";
     add("AllGather" + suffix, [options, in_place](Rig& rig) {
@@ -168,6 +203,7 @@ std::vector<ConformanceCase> OperationCases(const ConformanceOptions& options) {
   });
   for (ConformanceCase& c : ValueCases(options)) cases.push_back(std::move(c));
   cases.push_back({"SubGroupsInTurn", 1, [options](Backend& backend) { return SubGroups(backend, options); }});
+  cases.push_back({"GroupsOfOneBookNothing", 1, [options](Backend& backend) { return GroupsOfOne(backend, options); }});
   cases.push_back({"MeshAxesInTurn", 1, [options](Backend& backend) { return MeshAxes(backend, options); }});
   return cases;
 }

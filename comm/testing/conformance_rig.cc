@@ -43,13 +43,18 @@ int64_t EvenBlock(int64_t n, int size, int rank) { return n / size + (rank < n %
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Rig>> Rig::Create(Backend& backend, const ConformanceOptions& options) {
+  return Create(backend, options, WorldGroup(backend.size()));
+}
+
+absl::StatusOr<std::unique_ptr<Rig>> Rig::Create(Backend& backend, const ConformanceOptions& options,
+                                                 const Group& group) {
   auto rig = std::unique_ptr<Rig>(new Rig(backend));
   rig->check_bytes_ = !options.two_level;
   HostDevice::Options device_options;
   device_options.stream_mode = options.stream_mode;
   rig->device_ = HostDevice::Create(device_options);
   EK_ASSIGN_OR_RETURN(rig->stream_, rig->device_->CreateStream("comm"));
-  EK_ASSIGN_OR_RETURN(rig->group_, backend.CreateGroup(WorldGroup(backend.size())));
+  EK_ASSIGN_OR_RETURN(rig->group_, backend.CreateGroup(group));
   return rig;
 }
 

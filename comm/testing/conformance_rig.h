@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/testing/conformance.h"
 #include "evenkeel/runtime/device/device.h"
@@ -28,6 +29,9 @@ using Counts = std::vector<int64_t>;
 class Rig {
  public:
   static absl::StatusOr<std::unique_ptr<Rig>> Create(Backend& backend, const ConformanceOptions& options);
+  // With another group that holds this rank.
+  static absl::StatusOr<std::unique_ptr<Rig>> Create(Backend& backend, const ConformanceOptions& options,
+                                                     const Group& group);
 
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }

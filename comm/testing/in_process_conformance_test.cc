@@ -1,13 +1,16 @@
 // The conformance suite over ranks that are threads.
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/conformance.h"
 #include "evenkeel/comm/testing/failing_scratch.h"
+#include "evenkeel/comm/testing/registered_tests.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/runtime/base/status_matchers.h"
@@ -86,6 +89,22 @@ TEST_P(InProcessConformanceTest, Holds) { RunCase(GetParam().ranks, GetParam().f
 std::string NameOf(const ::testing::TestParamInfo<Parameter>& info) {
   const char* const forms[] = {"Inline", "Worker", "NoEager", "TwoLevel", "TwoLevelNoEager"};
   return absl::StrCat(info.param.c.name, "_Ranks", info.param.ranks, forms[static_cast<int>(info.param.form)]);
+}
+
+// Every right call on 1 to 8 ranks, every disagreement on 2 to 4.
+TEST(InProcessConformanceListTest, EveryCaseIsATestInEveryWorld) {
+  const std::set<std::string> tests = RegisteredTests();
+  const auto check = [&tests](absl::string_view suite, const ConformanceCase& c, int ranks) {
+    const std::string test = absl::StrCat(suite, "/InProcessConformanceTest.Holds/", c.name, "_Ranks", ranks, "Inline");
+    EXPECT_EQ(tests.count(test), 1u) << test;
+  };
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (const ConformanceCase& c : OperationCases({})) check("Worlds", c, ranks);
+    if (ranks > 4) continue;
+    for (const ConformanceCase& c : AgreementCases({})) {
+      if (ranks >= c.min_world) check("FaultTable", c, ranks);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, InProcessConformanceTest,
