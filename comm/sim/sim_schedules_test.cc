@@ -1,7 +1,7 @@
 // Many simulated schedules with faults: no hang, no wrong bit, the first cause kept.
 //
-// EVENKEEL_SIM_SCHEDULES sets how many (default 2,000), EVENKEEL_SIM_SEED the first seed. A failure prints its seed and
-// faults; EVENKEEL_SIM_SCHEDULES=1 EVENKEEL_SIM_SEED=N replays it.
+// EVENKEEL_SIM_SCHEDULES sets how many (default 2,000), EVENKEEL_SIM_SEED the first seed. A failure prints its faults
+// and the command that replays it.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +32,18 @@ namespace {
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::atoll(text);
+}
+
+int64_t FirstSeed() { return FromEnvironment("EVENKEEL_SIM_SEED", 1); }
+int64_t NumSchedules() { return FromEnvironment("EVENKEEL_SIM_SCHEDULES", 2000); }
+
+std::string DescribeRun(const SimOptions& options) {
+  std::vector<std::string> faults;
+  for (const SimFault& fault : options.faults) faults.push_back(DescribeFault(fault));
+  const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
+  return absl::StrCat(options.world_size, " ranks, ", absl::StrJoin(faults, "; "),
+                      "; replay: bazel test //comm/sim:sim_schedules_test --test_filter=", test.test_suite_name(), ".",
+                      test.name(), " --test_env=EVENKEEL_SIM_SCHEDULES=1 --test_env=EVENKEEL_SIM_SEED=", options.seed);
 }
 
 constexpr int kNumCalls = 6;
@@ -129,12 +141,9 @@ class Schedule {
     options_.faults = RandomFaults(random_, options_.world_size);
     options_.eager_bytes = random_.Below(1, 2) == 0 ? 0 : 256;
     if (random_.Below(2, 4) == 0) options_.death_seen_after = std::nullopt;
-    std::vector<std::string> faults;
-    for (const SimFault& fault : options_.faults) faults.push_back(DescribeFault(fault));
-    text_ = absl::StrCat("seed ", seed, ", ", options_.world_size, " ranks, ", absl::StrJoin(faults, "; "));
   }
 
-  const std::string& text() const { return text_; }
+  std::string text() const { return DescribeRun(options_); }
 
   void Run(const std::vector<std::vector<uint64_t>>& expected) {
     ASSERT_OK_AND_ASSIGN(const auto world, SimWorld::Create(options_));
@@ -192,7 +201,6 @@ class Schedule {
 
   const PhiloxStream random_;
   SimOptions options_;
-  std::string text_;
   std::vector<Record> records_;
   bool any_fault_ = false;
   uint64_t log_ = 0;
@@ -211,8 +219,8 @@ std::vector<std::vector<uint64_t>> Expected(int world_size) {
 }
 
 TEST(SimSchedulesTest, NoHangNoWrongBitFirstCauseKept) {
-  const int64_t first_seed = FromEnvironment("EVENKEEL_SIM_SEED", 1);
-  const int64_t schedules = FromEnvironment("EVENKEEL_SIM_SCHEDULES", 2000);
+  const int64_t first_seed = FirstSeed();
+  const int64_t schedules = NumSchedules();
   const std::vector<std::vector<uint64_t>> expected[] = {{}, {}, Expected(2), Expected(3), Expected(4)};
   for (int size = 2; size <= 4; ++size) {
     ASSERT_EQ(expected[size].size(), static_cast<size_t>(size));
@@ -243,9 +251,10 @@ TEST(SimSchedulesTest, NoHangNoWrongBitFirstCauseKept) {
 
 // One rank goes wrong for good: all others name it, and nobody else.
 void CheckOneLost(SimFault::Kind kind, bool death_seen, absl::StatusCode expected_code) {
-  const int64_t schedules = FromEnvironment("EVENKEEL_SIM_SCHEDULES", 2000) / 5;
+  const int64_t first_seed = FirstSeed();
+  const int64_t schedules = std::max<int64_t>(1, NumSchedules() / 5);
   int64_t with_errors = 0;
-  for (int64_t seed = 1; seed <= schedules && !::testing::Test::HasFailure(); ++seed) {
+  for (int64_t seed = first_seed; seed < first_seed + schedules && !::testing::Test::HasFailure(); ++seed) {
     const PhiloxStream random(PhiloxKey(static_cast<uint64_t>(seed)).Add("one lost"));
     SimOptions options{.world_size = static_cast<int>(random.Below(0, 4)) + 2,
                        .deadline = kDeadline,
@@ -254,7 +263,7 @@ void CheckOneLost(SimFault::Kind kind, bool death_seen, absl::StatusCode expecte
     options.faults = {{.kind = kind, .rank = victim, .index = static_cast<int64_t>(random.Below(2, 300))}};
     options.piece_bytes = 256;
     if (!death_seen) options.death_seen_after = std::nullopt;
-    SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", options.world_size, " ranks, ", DescribeFault(options.faults[0])));
+    SCOPED_TRACE(DescribeRun(options));
     ASSERT_OK_AND_ASSIGN(const auto world, SimWorld::Create(options));
     std::vector<Record> records(options.world_size);
     const auto now = [&world] { return world->now(); };
@@ -270,7 +279,9 @@ void CheckOneLost(SimFault::Kind kind, bool death_seen, absl::StatusCode expecte
       EXPECT_LE(records[rank].took, kDeadline + absl::Milliseconds(500));
     }
   }
-  EXPECT_GT(with_errors, schedules / 2);
+  if (schedules >= 100) {
+    EXPECT_GT(with_errors, schedules / 2);
+  }
 }
 
 TEST(SimSchedulesTest, C22_DeadRankIsNamed) {
