@@ -2,28 +2,21 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/philox.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/base/user_file.h"
 
 namespace evenkeel::testutil {
 namespace {
 
 namespace fs = std::filesystem;
 
-absl::Status AppendFile(const fs::path& path, std::string* text) {
-  std::ifstream file(path, std::ios::binary);
-  if (file) text->append(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-  if (!file.good() && !file.eof()) {
-    return absl::PermissionDeniedError(absl::StrCat("corpus: cannot read ", path.string()));
-  }
-  return absl::OkStatus();
-}
+// A corpus is held in memory by every process.
+constexpr int64_t kMaxBytes = int64_t{1} << 32;
 
 absl::StatusOr<std::vector<fs::path>> FilesOf(const fs::path& folder) {
   std::vector<fs::path> files;
@@ -52,7 +45,14 @@ absl::StatusOr<Corpus> Corpus::Read(absl::string_view path) {
     EK_ASSIGN_OR_RETURN(files, FilesOf(root));
   }
   std::string text;
-  for (const fs::path& file : files) EK_RETURN_IF_ERROR(AppendFile(file, &text));
+  for (const fs::path& file : files) {
+    const absl::StatusOr<std::string> bytes =
+        ReadUserFile(file.string(), kMaxBytes - static_cast<int64_t>(text.size()));
+    if (!bytes.ok()) {
+      return absl::Status(bytes.status().code(), absl::StrCat("corpus: ", bytes.status().message()));
+    }
+    text += *bytes;
+  }
   if (text.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("corpus: ", path, " holds no text (", files.size(), " files)"));
   }

@@ -35,8 +35,8 @@ struct CorpusBatch {
 class Corpus {
  public:
   // The regular files of a folder (not of its subfolders) in the order of their names, or one file, as bytes.
-  // NotFound when `path` is missing, InvalidArgument when there is not a byte in it, PermissionDenied when a file
-  // cannot be read; each names the path.
+  // NotFound when `path` is missing, InvalidArgument when there is not a byte in it, more than 4 GiB, or when it is
+  // neither file nor folder, PermissionDenied when a file may not be read; each names the path.
   static absl::StatusOr<Corpus> Read(absl::string_view path);
   // A text at hand, for tests. InvalidArgument when empty.
   static absl::StatusOr<Corpus> FromText(std::string text);

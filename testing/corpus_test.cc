@@ -52,6 +52,11 @@ TEST(CorpusTest, MissingOrEmptyIsOneClearError) {
   EXPECT_THAT(Corpus::FromText(""), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("empty")));
 }
 
+TEST(CorpusTest, ADeviceIsNoText) {
+  EXPECT_THAT(Corpus::Read("/dev/zero"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("/dev/zero: it is no regular file")));
+}
+
 TEST(CorpusTest, TooShortATextIsRefusedWithTheNumbers) {
   ASSERT_OK_AND_ASSIGN(Corpus corpus, Corpus::FromText("12345678"));
   EXPECT_OK(corpus.CheckLength(7));

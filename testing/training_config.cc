@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,10 +10,13 @@
 #include "evenkeel/moe/order_parser.h"
 #include "evenkeel/moe/order_types.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/base/user_file.h"
 #include "evenkeel/testing/reference_branch.h"
 
 namespace evenkeel::testutil {
 namespace {
+
+constexpr int64_t kMaxOrderBytes = 1 << 20;
 
 absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("config: ", what)); }
 
@@ -165,14 +166,12 @@ std::string MeshText(const comm::MeshShape& mesh) {
 absl::StatusOr<moe::Order> LoadOrder(absl::string_view name_or_path) {
   absl::StatusOr<moe::Order> known = moe::FindOrder(name_or_path);
   if (known.ok()) return known;
-  std::ifstream file{std::string(name_or_path), std::ios::binary};
-  std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-  if (!file.good() && !file.eof()) {
-    return absl::NotFoundError(
-        absl::StrCat("order ", name_or_path, " is no readable file, and ", known.status().message()));
+  const absl::StatusOr<std::string> text = ReadUserFile(std::string(name_or_path), kMaxOrderBytes);
+  if (absl::IsNotFound(text.status())) {
+    return absl::NotFoundError(absl::StrCat("order ", name_or_path, " is no file, and ", known.status().message()));
   }
-  return moe::ParseOrder(text, name_or_path);
+  EK_RETURN_IF_ERROR(text.status());
+  return moe::ParseOrder(*text, name_or_path);
 }
 
 ReferenceConfig ReferenceConfigOf(const LanguageModelConfig& model, const comm::MeshShape& mesh) {

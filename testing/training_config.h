@@ -115,7 +115,7 @@ comm::MeshShape MeshForOrder(const comm::MeshShape& mesh, const moe::Order& orde
 std::string MeshText(const comm::MeshShape& mesh);
 
 // The order called `name_or_path`: a registered one, or the textproto in that file. NotFound naming both when it is
-// neither, InvalidArgument with file and line when the file does not parse.
+// neither, InvalidArgument with file and line when the file does not parse, as ReadUserFile when it cannot be read.
 absl::StatusOr<moe::Order> LoadOrder(absl::string_view name_or_path);
 
 // The same model for the double reference. The capacity is shared by the replicas of one EP group of `mesh`.

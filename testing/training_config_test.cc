@@ -87,7 +87,7 @@ TEST(TrainingConfigTest, OrdersComeByNameOrFromAFile) {
   ASSERT_OK_AND_ASSIGN(const moe::Order known, LoadOrder("drop_gather"));
   EXPECT_EQ(known.name, "drop_gather");
   EXPECT_THAT(LoadOrder("no_such_order"),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no_such_order is no readable file")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no_such_order is no file")));
   const char* folder = std::getenv("TEST_TMPDIR");
   const std::string path = std::string(folder != nullptr ? folder : ".") + "/mine.textproto";
   ASSERT_OK_AND_ASSIGN(const std::string text, moe::FindOrderText("reference"));
@@ -96,6 +96,7 @@ TEST(TrainingConfigTest, OrdersComeByNameOrFromAFile) {
   EXPECT_EQ(mine.steps.size(), 7u);
   std::ofstream(path) << "name: \"x\"\nstep { kind: NONSENSE }\n";
   EXPECT_THAT(LoadOrder(path), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("mine.textproto:2")));
+  EXPECT_THAT(LoadOrder("/"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("/: it is a folder")));
 }
 
 TEST(TrainingConfigTest, TheReferenceSharesCapacityAsTheEpGroupDoes) {

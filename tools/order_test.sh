@@ -73,6 +73,8 @@ expect 1 'step 6 (combine) at line 8: tp is P, wants I' check tools/testdata/mis
 expect 1 'step 6 (all_reduce(tp)) at line 8: tp is I, wants P' check tools/testdata/doubled_all_reduce.textproto
 expect 1 'step 5 (all_reduce(ep)) at line 7: ep is V(experts), wants P' check tools/testdata/wrong_axis.textproto
 expect 2 'broken_syntax.textproto:3:' check tools/testdata/broken_syntax.textproto
+expect 2 'tools/testdata: it is a folder' check tools/testdata
+expect 2 '/dev/zero: it is no regular file' describe /dev/zero
 expect 2 "no order named 'nope'" describe nope
 expect 2 'no_such_file' check ./no_such_file
 expect 2 'usage:' frobnicate

@@ -33,6 +33,8 @@ expect 2 'no_such_corpus' --corpus=/no_such_corpus
 expect 2 'empty' --corpus="$TEST_TMPDIR/empty"
 expect 2 "no order named 'nope'" --candidate=nope
 expect 2 "no order named 'nope'" --reference=nope
+expect 2 'tools/testdata: it is a folder' --candidate=tools/testdata
+expect 2 '/dev/zero: it is no regular file' --corpus=/dev/zero
 expect 2 'broken_syntax.textproto:3:' --candidate=tools/testdata/broken_syntax.textproto
 expect 2 'step 6 (combine)' --candidate=tools/testdata/missing_all_reduce.textproto
 expect 2 'contradicts' --etp=1 --reference=reference
