@@ -17,6 +17,9 @@ namespace evenkeel::testutil {
 namespace {
 
 constexpr int64_t kMaxOrderBytes = 1 << 20;
+constexpr int64_t kMaxExtent = 1 << 20;
+constexpr double kMaxElements = 4e9;
+constexpr int64_t kMaxPasses = 1 << 16;
 
 absl::Status Bad(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("config: ", what)); }
 
@@ -30,17 +33,29 @@ absl::Status CheckAtLeastOne(absl::string_view name, int64_t value) {
   return Bad(absl::StrCat(name, " is ", value, ", wanted at least 1"));
 }
 
-absl::Status CheckGroups(const LanguageModelConfig& model) {
-  if (!std::isfinite(model.route_scale) || model.route_scale <= 0) {
-    return Bad(absl::StrCat("route_scale ", model.route_scale, " is not a positive number"));
+// Coefficients of losses and routes are f32.
+absl::Status CheckCoefficients(const LanguageModelConfig& model) {
+  if (!(model.route_scale > 0) || !std::isfinite(static_cast<float>(model.route_scale))) {
+    return Bad(absl::StrCat("route_scale ", model.route_scale, " is not a positive number that fits f32"));
   }
+  const std::pair<const char*, float> coefficients[] = {{"balance_coefficient", model.balance_coefficient},
+                                                        {"z_coefficient", model.z_coefficient}};
+  for (const auto& [name, value] : coefficients) {
+    if (!(value >= 0) || !std::isfinite(value)) {
+      return Bad(absl::StrCat(name, " ", value, " is not a number from 0 on that fits f32"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroups(const LanguageModelConfig& model) {
   EK_RETURN_IF_ERROR(CheckAtLeastOne("groups", model.groups));
   EK_RETURN_IF_ERROR(CheckAtLeastOne("groups_kept", model.groups_kept));
   EK_RETURN_IF_ERROR(CheckDivides("groups", model.groups, "experts", model.experts));
   const int64_t open = model.experts / model.groups * model.groups_kept;
   if (model.groups_kept > model.groups || open < model.top_k) {
-    return Bad(absl::StrCat("groups_kept ", model.groups_kept, " of ", model.groups, " groups leave ", open,
-                            " experts for top_k ", model.top_k));
+    return Bad(absl::StrCat("groups_kept ", model.groups_kept, " of ", model.groups, " groups of ",
+                            model.experts / model.groups, " experts does not fit top_k ", model.top_k));
   }
   return absl::OkStatus();
 }
@@ -53,6 +68,25 @@ absl::Status CheckBranch(const LanguageModelConfig& model) {
     return Bad(absl::StrCat("residual_moe beside ", model.shared_experts, " shared_experts: choose one"));
   }
   return absl::OkStatus();
+}
+
+// A model that is small by design: one too many digits in a flag is told before anything is allocated.
+absl::Status CheckSize(const LanguageModelConfig& model) {
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"vocabulary", model.vocabulary}, {"sequence", model.sequence},
+      {"sequences", model.sequences},   {"hidden", model.hidden},
+      {"layers", model.layers},         {"ffn", model.ffn},
+      {"experts", model.experts},       {"shared_experts", model.shared_experts}};
+  for (const auto& [name, value] : sizes) {
+    if (value > kMaxExtent) return Bad(absl::StrCat(name, " is ", value, ", wanted at most ", kMaxExtent));
+  }
+  const double matrices =
+      2.0 * static_cast<double>(model.experts + model.shared_experts) * model.ffn + 4.0 * model.hidden;
+  const double elements = (matrices * model.layers + 2.0 * model.vocabulary) * model.hidden;
+  if (elements <= kMaxElements) return absl::OkStatus();
+  return Bad(absl::StrCat("hidden ", model.hidden, ", ffn ", model.ffn, ", layers ", model.layers, ", experts ",
+                          model.experts, " and shared_experts ", model.shared_experts, " are a model of ", elements,
+                          " parameters, wanted at most ", kMaxElements));
 }
 
 absl::Status CheckModel(const LanguageModelConfig& model) {
@@ -68,7 +102,9 @@ absl::Status CheckModel(const LanguageModelConfig& model) {
   if (model.top_k > model.experts) return Bad(absl::StrCat("top_k ", model.top_k, " exceeds experts ", model.experts));
   EK_RETURN_IF_ERROR(CheckDivides("heads", model.heads, "hidden", model.hidden));
   EK_RETURN_IF_ERROR(CheckBranch(model));
+  EK_RETURN_IF_ERROR(CheckCoefficients(model));
   EK_RETURN_IF_ERROR(CheckGroups(model));
+  EK_RETURN_IF_ERROR(CheckSize(model));
   if (model.vocabulary < 256) return Bad(absl::StrCat("vocabulary ", model.vocabulary, " is below the 256 bytes"));
   if (model.dtype != DType::kF32 && model.dtype != DType::kBF16 && model.dtype != DType::kF64) {
     return Bad(absl::StrCat("dtype ", DTypeName(model.dtype), " is none of f32, bf16, f64"));
@@ -80,8 +116,12 @@ bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 absl::Status CheckBatches(const TrainingConfig& config) {
   const int64_t batches = config.num_batches();
-  if (config.batches >= 0 && batches % config.mesh.dp == 0 && IsPowerOfTwo(config.passes())) return absl::OkStatus();
-  return Bad(absl::StrCat("batches ", config.batches, " is not dp ", config.mesh.dp, " times a power of two"));
+  if (config.batches < 0 || batches % config.mesh.dp != 0 || !IsPowerOfTwo(config.passes())) {
+    return Bad(absl::StrCat("batches ", config.batches, " is not dp ", config.mesh.dp, " times a power of two"));
+  }
+  if (config.passes() <= kMaxPasses) return absl::OkStatus();
+  return Bad(absl::StrCat("batches ", config.batches, " are ", config.passes(), " passes of each of ", config.mesh.dp,
+                          " replicas, wanted at most ", kMaxPasses));
 }
 
 // What cuts every sum into the same blocks whatever the layout.

@@ -101,8 +101,9 @@ struct TrainingConfig {
 };
 
 // InvalidArgument, one line with the numbers: tp that divides neither heads nor ffn, ep that does not divide dp (or the
-// world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1, a bad optimizer, a
-// gate without shared experts, residual MoE beside them, batches that are not dp times a power of two. Canonical
+// world, for whole experts), experts that ep does not divide, top_k above experts, sizes below 1 or above 2^20, more
+// than 4e9 parameters, a bad optimizer, coefficients that are negative or not finite, a gate without shared experts,
+// residual MoE beside them, batches that are not dp times a power of two up to 2^16. Canonical
 // numerics also want batches, dp, ep, heads and experts to be powers of two, tp to divide moe::kCanonicalBlocks and
 // those ffn.
 absl::Status ValidateTrainingConfig(const TrainingConfig& config);

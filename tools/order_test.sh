@@ -17,6 +17,9 @@ expect() {
 }
 
 expect 0 'drop_gather' list
+expect 0 '-ranks_per_node' --help
+help=$("$order" --help)
+[[ $help != *tab_completion* ]] || { echo "FAIL: --help shows flags of libraries"; failed=1; }
 # The worked table, every row to the byte: s 4096, h 4096, k 2, f 1.25, 2 bytes. Order, T, E; EP, TP and their sum,
 # forward; the backward sends the same.
 while read -r name T E ep tp sum; do

@@ -193,6 +193,9 @@ absl::StatusOr<std::vector<ParityEntry>> Entries() {
     }
   }
   std::vector<std::string> candidates = Words(FLAGS_candidate);
+  if (!IsDefault("candidate") && candidates.empty()) {
+    return BadFlag("candidate", FLAGS_candidate, "names no order; leave the flag out for every built-in one");
+  }
   if (IsDefault("candidate")) {
     for (const std::string& name : moe::OrderNames()) {
       EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
@@ -271,6 +274,9 @@ absl::Status SetNumerics(testutil::TrainingConfig* base) {
     return BadFlag("baseline_layout", FLAGS_baseline_layout,
                    "layouts are compared on threads and in canonical numerics; fast ones promise no equal bits "
                    "(compare with --reference=dense)");
+  }
+  if (!FLAGS_baseline_layout.empty() && FLAGS_reference == testutil::kDense) {
+    return BadFlag("baseline_layout", FLAGS_baseline_layout, "the naive run (--reference=dense) has no layout");
   }
   base->model.heads = FLAGS_heads != 0 ? FLAGS_heads : IsCanonical() ? moe::kCanonicalBlocks : base->model.heads;
   base->batches = FLAGS_batches;

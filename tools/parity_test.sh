@@ -49,6 +49,16 @@ expect 2 '--drop=all: known are by_top_k, probs' --drop=all
 expect 2 '--activation=relu: known are gelu, swiglu' --activation=relu
 expect 2 '--score=tanh: known are softmax, sigmoid' --score=tanh
 expect 2 'groups 3 does not divide experts 8' --groups=3
+expect 2 'groups_kept 2 of 1 groups of 8 experts' --groups_kept=2
+for value in nan inf -1 1e300; do expect 2 "is not a number from 0 on" --z_coefficient=$value; done
+expect 2 'is not a positive number' --route_scale=1e300
+expect 2 'experts is 2000000000, wanted at most 1048576' --experts=2000000000
+expect 2 'shared_experts is 2000000000' --shared_experts=2000000000
+expect 2 'are a model of' --experts=1048576
+expect 2 'are 4611686018427387904 passes' --dp=1 --ep=1 --batches=4611686018427387904
+expect 2 'names no order' --candidate=
+expect 2 'names no order' --candidate=,,
+expect 2 'has no layout' --numerics=canonical --baseline_layout=tp=2 --reference=dense
 expect 2 'shared_experts is -1' --shared_experts=-1
 expect 2 'shared_gate needs shared_experts' --shared_gate
 expect 2 'choose one' --shared_experts=2 --residual_moe
@@ -61,6 +71,7 @@ expect 2 "unexpected 'word'" word
 expect 2 "unknown command line flag 'tpp'" --tpp=2
 expect 2 "illegal value 'two'" --tp=two
 expect 2 '/proc/report' --out=/proc/report --steps=1
+expect 0 '-baseline_layout' --help
 
 expect 2 '--ranks_per_node=-1' --ranks_per_node=-1
 expect 2 'on nodes 0, 0, 0, 1' --tp=2 --ep=4 --dp=4 --ranks_per_node=6 --candidate='two_level(fused)' --steps=1

@@ -10,14 +10,22 @@ namespace GFLAGS_NAMESPACE {
 extern void (*gflags_exitfunc)(int);
 }
 
+DECLARE_bool(help);
+
 namespace evenkeel::tools {
 
 std::vector<std::string> ParseFlags(int* argc, char*** argv) {
   // gflags prints what is wrong with a flag and exits 1, which would read as a mismatch.
   GFLAGS_NAMESPACE::gflags_exitfunc = [](int) { std::exit(kExitBadInput); };
   gflags::ParseCommandLineNonHelpFlags(argc, argv, /*remove_flags=*/true);
-  GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { std::exit(code); };
+  // Of help it prints every flag of every library, and exits 1.
+  if (FLAGS_help) {
+    gflags::SetCommandLineOption("help", "false");
+    gflags::SetCommandLineOption("helpshort", "true");
+  }
+  GFLAGS_NAMESPACE::gflags_exitfunc = [](int) { std::exit(kExitHolds); };
   gflags::HandleCommandLineHelpFlags();
+  GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { std::exit(code); };
   return std::vector<std::string>(*argv + 1, *argv + *argc);
 }
 

@@ -16,7 +16,8 @@ inline constexpr int kExitBadInput = 2;  // usage or configuration: InvalidArgum
 inline constexpr int kExitFault = 3;     // dead peer, deadline, disk
 
 // Parses gflags and returns the words that are no flags, without the program's name. An unknown or malformed flag is
-// one line on stderr and exit 2 (gflags itself would exit 1).
+// one line on stderr and exit 2 (gflags itself would exit 1). --help prints the usage and the program's own flags, and
+// exits 0.
 std::vector<std::string> ParseFlags(int* argc, char*** argv);
 
 // A path relative to where the user stood when typing `bazel run` (BUILD_WORKING_DIRECTORY); others unchanged.
