@@ -58,7 +58,8 @@ TEST(TrainingConfigTest, EachBadNumberIsNamed) {
   EXPECT_THAT(Refusal([](TrainingConfig& c) { c.zero3.optimizer.learning_rate = -1; }), HasSubstr("learning rate -1"));
   EXPECT_THAT(Refusal([](TrainingConfig& c) { c.mesh.dp = 0; }), HasSubstr("dp is 0"));
   EXPECT_THAT(Refusal([](TrainingConfig& c) { c.model.groups = 3; }), HasSubstr("groups 3 does not divide experts 8"));
-  EXPECT_THAT(Refusal([](TrainingConfig& c) { c.model.groups = 8; }), HasSubstr("groups_kept 1 of 8 groups of 1 experts does not fit top_k 2"));
+  EXPECT_THAT(Refusal([](TrainingConfig& c) { c.model.groups = 8; }),
+              HasSubstr("groups_kept 1 of 8 groups of 1 experts does not fit top_k 2"));
   EXPECT_THAT(Refusal([](TrainingConfig& c) { c.model.route_scale = 0; }), HasSubstr("route_scale 0"));
   EXPECT_THAT(Refusal([](TrainingConfig& c) { c.model.shared_experts = -1; }), HasSubstr("shared_experts is -1"));
   EXPECT_THAT(Refusal([](TrainingConfig& c) { c.model.shared_gate = true; }), HasSubstr("needs shared_experts"));
@@ -86,8 +87,7 @@ TEST(TrainingConfigTest, AnOrderBringsItsExpertLayout) {
 TEST(TrainingConfigTest, OrdersComeByNameOrFromAFile) {
   ASSERT_OK_AND_ASSIGN(const moe::Order known, LoadOrder("drop_gather"));
   EXPECT_EQ(known.name, "drop_gather");
-  EXPECT_THAT(LoadOrder("no_such_order"),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no_such_order is no file")));
+  EXPECT_THAT(LoadOrder("no_such_order"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no_such_order is no file")));
   const char* folder = std::getenv("TEST_TMPDIR");
   const std::string path = std::string(folder != nullptr ? folder : ".") + "/mine.textproto";
   ASSERT_OK_AND_ASSIGN(const std::string text, moe::FindOrderText("reference"));
