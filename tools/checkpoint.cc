@@ -80,17 +80,20 @@ absl::Status Verify(const std::string& folder) {
   const absl::Status one = VerifyOne(folder);
   if (!absl::IsNotFound(one)) return one;
   EK_ASSIGN_OR_RETURN(const std::vector<DirectoryEntry> entries, FileSystem::Real()->List(folder));
+  std::vector<absl::Status> failures;
   int count = 0;
-  absl::Status first;
   for (const DirectoryEntry& entry : entries) {
     if (!entry.is_directory || zero3::StepOfFolderName(entry.name) < 0) continue;
     ++count;
     const absl::Status status = VerifyOne(absl::StrCat(folder, "/", entry.name));
-    if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-    first.Update(status);
+    if (!status.ok()) failures.push_back(status);
   }
   if (count == 0) return absl::NotFoundError(absl::StrCat("no checkpoint in ", folder));
-  return first;
+  if (failures.empty()) return absl::OkStatus();
+  if (failures.size() == 1) return failures[0];
+  for (const absl::Status& failure : failures) std::fprintf(stderr, "%s\n", std::string(failure.message()).c_str());
+  return absl::Status(failures[0].code(), absl::StrCat(failures.size(), " of ", count, " checkpoints in ", folder,
+                                                       " are not whole, see above"));
 }
 
 absl::Status Reshard(const std::string& source, const std::string& target) {

@@ -50,6 +50,9 @@ END
 
 expect 2 'ep must divide' reshard "$root" "$TEST_TMPDIR/x" --world=6 --ep=4
 expect 2 'cannot be cut into 3 equal parts' reshard "$root" "$TEST_TMPDIR/x" --world=3 --tp=3
+expect 2 'world 2147483647, wanted at most 65536' reshard "$root" "$TEST_TMPDIR/x" --world=2147483647
+expect 2 'holds step-000000000020 already' reshard "$root" "$root"
+expect 2 'holds step-000000000020 already' reshard "$root" "$TEST_TMPDIR/out"
 expect 2 'no checkpoint' verify "$TEST_TMPDIR"
 expect 2 'usage:' inspect
 expect 2 'No such file' inspect /no_such_folder
@@ -64,8 +67,11 @@ open(sys.argv[1], "wb").write(data)
 END
 expect 1 'block 0 is damaged' verify "$root/step-000000000020"
 expect 1 'of norm' verify "$root"
+(($("$checkpoint" verify "$root" 2>&1 >"$TEST_TMPDIR/stdout" | wc -l) == 1)) || { echo "FAIL: one damaged, not one line"; failed=1; }
 expect 0 'skipped step-000000000020' inspect "$root"
 truncate -s -3 "$file"
 expect 1 'expected' verify "$root/step-000000000020"
+truncate -s -3 "$root"/step-000000000010/rank-*
+expect 1 "2 of 2 checkpoints in $root are not whole" verify "$root"
 
 exit "$failed"

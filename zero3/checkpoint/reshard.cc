@@ -63,6 +63,16 @@ absl::StatusOr<CheckpointFileProto> WriteRank(const CheckpointReader& source, Fi
   return file.Write(*fs, attempt);
 }
 
+// The commit would find out too, but only after everything is written.
+absl::Status CheckStepIsNew(FileSystem& fs, const std::string& root, int64_t step) {
+  EK_ASSIGN_OR_RETURN(const std::vector<DirectoryEntry> entries, fs.List(root));
+  const std::string name = CheckpointFolderName(step);
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.name == name) return absl::AlreadyExistsError(absl::StrCat(root, " holds ", name, " already"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateLayout(const CheckpointLayout& layout) {
@@ -70,6 +80,10 @@ absl::Status ValidateLayout(const CheckpointLayout& layout) {
       layout.world / layout.tp % layout.ep != 0) {
     return absl::InvalidArgumentError(absl::StrCat("no layout: world ", layout.world, ", tp ", layout.tp, ", ep ",
                                                    layout.ep, "; tp must divide world, and ep must divide world / tp"));
+  }
+  if (layout.world > kMaxCheckpointWorld) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no layout: world ", layout.world, ", wanted at most ", kMaxCheckpointWorld));
   }
   return absl::OkStatus();
 }
@@ -98,6 +112,7 @@ absl::Status ReshardCheckpoint(const CheckpointReader& source, FileSystem* fs, c
                                const CheckpointLayout& layout) {
   EK_RETURN_IF_ERROR(ValidateLayout(layout));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<FileLock> lock, PrepareCheckpointRoot(*fs, root));
+  EK_RETURN_IF_ERROR(CheckStepIsNew(*fs, root, source.step()));
   EK_ASSIGN_OR_RETURN(const std::string attempt, BeginAttempt(*fs, root, source.step()));
   std::vector<CheckpointFileProto> files;
   for (int rank = 0; rank < layout.world; ++rank) {

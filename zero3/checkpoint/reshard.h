@@ -24,7 +24,10 @@ struct CheckpointLayout {
   int tp = 1;
 };
 
-// InvalidArgument naming the numbers when tp does not divide world or ep does not divide dp.
+// Every rank has a file, numbered by five digits.
+inline constexpr int kMaxCheckpointWorld = 65536;
+
+// InvalidArgument naming the numbers when tp does not divide world or ep does not divide dp, or world is above that.
 absl::Status ValidateLayout(const CheckpointLayout& layout);
 
 // What rank `rank` of the layout holds of a parameter: its TP slice of tp_dim, its experts of expert_dim, and of that
@@ -33,7 +36,8 @@ absl::Status ValidateLayout(const CheckpointLayout& layout);
 absl::StatusOr<Piece> PlanPiece(const CheckpointParameterProto& parameter, const CheckpointLayout& layout, int rank);
 
 // Reads `source` (verifying what it reads) and commits a checkpoint of the same step and metadata below `root`.
-// Holds one rank's pieces in memory at a time. Errors as CheckpointWriter.
+// Holds one rank's pieces in memory at a time. AlreadyExists, before anything is written, when `root` holds that step;
+// other errors as CheckpointWriter.
 absl::Status ReshardCheckpoint(const CheckpointReader& source, FileSystem* fs, const std::string& root,
                                const CheckpointLayout& layout);
 
