@@ -96,6 +96,10 @@ absl::StatusOr<moe::OrderSizes> SizesFromFlags(moe::ExpertLayout layout) {
   sizes.tp = FLAGS_tp;
   sizes.ep = FLAGS_ep;
   EK_ASSIGN_OR_RETURN(sizes.dtype, ParseDType(FLAGS_dtype));
+  if (FLAGS_tokens < 1 || FLAGS_hidden < 1 || FLAGS_ffn < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("--tokens=", FLAGS_tokens, " --hidden=", FLAGS_hidden,
+                                                   " --ffn=", FLAGS_ffn, ": each must be at least 1"));
+  }
   if (FLAGS_tp < 1 || FLAGS_ep < 1) {
     return absl::InvalidArgumentError(absl::StrCat("--tp=", FLAGS_tp, " --ep=", FLAGS_ep, ": both must be at least 1"));
   }

@@ -82,6 +82,9 @@ expect 2 "no order named 'nope'" describe nope
 expect 2 'no_such_file' check ./no_such_file
 expect 2 'usage:' frobnicate
 expect 2 'usage:'
+expect 2 '--tokens=0' compare --tokens=0
+expect 2 '--hidden=0' describe fused --hidden=0
+expect 2 '--ffn=-1' describe fused --ffn=-1
 expect 2 '--tp=0' describe fused --tp=0
 expect 2 "unknown dtype 'f12'" describe fused --dtype=f12
 expect 2 'experts' describe fused --experts=6 --ep=4
