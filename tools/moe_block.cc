@@ -6,6 +6,8 @@
 // The input file holds one tensor "x" [tokens, hidden]; without one, --tokens rows of standard normal numbers (Philox,
 // --seed) are used and written beside the output. Prints shapes, the routes of the first token, and digests: XXH3 of
 // the f32 bytes, row-major.
+//
+// Exit codes: 0 done, 2 bad usage or files that are missing or damaged, 3 a fault.
 #include <gflags/gflags.h>
 
 #include <cstdint>
@@ -60,6 +62,10 @@ absl::StatusOr<Rows> ReadInput(int64_t hidden) {
     for (int64_t i = 0; i < x.tokens * hidden; ++i) x.values.push_back(static_cast<float>(stream.Normal(i)));
     return x;
   }
+  if (!gflags::GetCommandLineFlagInfoOrDie("tokens").is_default) {
+    return absl::InvalidArgumentError(absl::StrCat("--tokens=", FLAGS_tokens, " beside --input=", FLAGS_input,
+                                                   ", which says how many rows there are"));
+  }
   EK_ASSIGN_OR_RETURN(const moe::TensorFiles files, moe::TensorFiles::Open(FileSystem::Real(), UserPath(FLAGS_input)));
   const SafetensorsEntry* entry = files.Find("x");
   if (entry == nullptr || entry->shape.rank() != 2 || entry->shape.dim(1) != hidden) {
@@ -71,6 +77,14 @@ absl::StatusOr<Rows> ReadInput(int64_t hidden) {
   x.values.resize(x.tokens * hidden);
   EK_RETURN_IF_ERROR(files.ReadMatrix("x", x.tokens, hidden, false, x.values.data()));
   return x;
+}
+
+// Before the work: --output can be made.
+absl::Status CheckOutput() {
+  if (FLAGS_output.empty()) return absl::OkStatus();
+  const std::string path = UserPath(FLAGS_output);
+  EK_RETURN_IF_ERROR(FileSystem::Real()->Create(path).status());
+  return FileSystem::Real()->RemoveFile(path);
 }
 
 absl::Status WriteOutput(const Rows& x, const std::vector<float>& y, int64_t hidden) {
@@ -98,6 +112,7 @@ uint64_t DigestOf(const std::vector<float>& values) { return Digest64(values.dat
 
 absl::Status Run(const std::vector<std::string>& words) {
   if (words.size() != 1) return absl::InvalidArgumentError(absl::StrCat("usage: ", kUsage));
+  EK_RETURN_IF_ERROR(CheckOutput());
   const auto device = HostDevice::Create();
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device->CreateStream("main"));
   moe::PublishedBlockOptions options;
@@ -128,5 +143,6 @@ absl::Status Run(const std::vector<std::string>& words) {
 int main(int argc, char** argv) {
   gflags::SetUsageMessage(evenkeel::tools::kUsage);
   const std::vector<std::string> words = evenkeel::tools::ParseFlags(&argc, &argv);
-  return evenkeel::tools::Report(evenkeel::tools::Run(words));
+  const int code = evenkeel::tools::Report(evenkeel::tools::Run(words));
+  return code == evenkeel::tools::kExitMismatch ? evenkeel::tools::kExitBadInput : code;  // it compares nothing
 }

@@ -174,8 +174,8 @@ class MoeBlockTest(unittest.TestCase):
             self.compare(mixtral(dtype), "mixtral_" + dtype)
             self.compare(qwen(dtype), "qwen_" + dtype)
 
-    def refused(self, folder, code, *texts):
-        done = run(folder, "--layer=3")
+    def refused(self, folder, code, *texts, flags=()):
+        done = run(folder, "--layer=3", *flags)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
         for text in texts:
@@ -203,6 +203,21 @@ class MoeBlockTest(unittest.TestCase):
         checkpoint.write(folder, config)
         self.refused(folder, 2, f"no tensor {last}")
         self.refused(os.path.join(TMP, "nowhere"), 2, "nowhere")
+
+    def test_refuses_flags_that_make_no_sense(self):
+        checkpoint, config, _ = mixtral("F32")
+        folder = os.path.join(TMP, "flags")
+        checkpoint.write(folder, config)
+        inputs, taken = os.path.join(folder, "x.in"), os.path.join(folder, "taken")
+        write_safetensors(inputs, {"x": ([1, HIDDEN], [0.5] * HIDDEN)}, "F32")
+        open(taken, "w").close()
+        self.refused(folder, 2, "unknown family 'llama'; known: mixtral, qwen_moe, deepseek", flags=["--family=llama"])
+        self.refused(folder, 2, "--tokens=7 beside --input", flags=["--tokens=7", f"--input={inputs}"])
+        self.refused(folder, 2, "no length field", flags=[f"--input={taken}"])
+        self.refused(folder, 2, "File exists", flags=[f"--output={taken}"])
+        self.refused(folder, 2, "nowhere/y", flags=["--output=nowhere/y"])
+        done = run(folder, "--layer=3", f"--output={taken}")
+        self.assertEqual(done.stdout, "", "the output is checked before the work")
 
 
 if __name__ == "__main__":

@@ -108,6 +108,10 @@ absl::StatusOr<PublishedConfig> ParsePublishedConfig(absl::string_view json, con
   if (json.size() > kMaxConfigBytes) return absl::InvalidArgumentError("config.json: over 1 MiB");
   const Json parsed = Json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return absl::InvalidArgumentError("config.json: not a JSON object");
+  if (!family.empty() && family != "mixtral" && family != "qwen_moe" && family != "deepseek") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown family '", family, "'; known: mixtral, qwen_moe, deepseek"));
+  }
   Reader reader(parsed);
   PublishedConfig config;
   const std::string model_type = reader.TextOr("model_type", "");
