@@ -212,6 +212,10 @@ std::string RenderLossGnuplot(const std::vector<LossCurve>& curves, const std::s
                    "\nset encoding utf8\nset grid\nset key outside right top\nset lmargin 15\nset rmargin 30\n");
   std::string loss_plots, difference_plots;
   bool any_difference = false;
+  // gnuplot fails on a panel without a single finite point.
+  const auto any_finite = [](const std::vector<double>& values) {
+    return std::any_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
+  };
   for (size_t i = 0; i < curves.size(); ++i) {
     absl::StrAppend(&script, "$run", i, " << EOD\n");
     const std::vector<double> differences = Differences(curves[i], curves.front());
@@ -225,15 +229,16 @@ std::string RenderLossGnuplot(const std::vector<LossCurve>& curves, const std::s
     absl::StrAppend(&script, "EOD\n");
     const std::string style =
         absl::StrFormat("lc rgb '%s' lw %g dt %s", Color(i), i == 0 ? 6.0 : 2.0, i == 0 ? "1" : "(9,9)");
-    absl::StrAppend(&loss_plots, i == 0 ? "" : ", ", "$run", i, " using 1:2 with lines ", style, " title ",
+    if (!any_finite(curves[i].loss)) continue;
+    absl::StrAppend(&loss_plots, loss_plots.empty() ? "" : ", ", "$run", i, " using 1:2 with lines ", style, " title ",
                     Quote(curves[i].name));
-    if (i > 0) {
-      absl::StrAppend(&difference_plots, i == 1 ? "" : ", ", "$run", i, " using 1:3 with lines ", style, " title ",
-                      Quote(curves[i].name));
+    if (i > 0 && any_finite(differences)) {
+      absl::StrAppend(&difference_plots, difference_plots.empty() ? "" : ", ", "$run", i, " using 1:3 with lines ",
+                      style, " title ", Quote(curves[i].name));
     }
   }
-  absl::StrAppend(&script,
-                  "set multiplot\nset origin 0,0.36\nset size 1,0.64\nset ylabel 'loss (nats per byte)'\nplot ",
+  absl::StrAppend(&script, "set multiplot\nset origin 0,0.36\nset size 1,0.64\nset ylabel 'loss (nats per byte)'\n",
+                  loss_plots.empty() ? "set xrange [0:1]\nset yrange [0:1]\nplot NaN title 'no finite loss'" : "plot ",
                   loss_plots, "\n");
   if (!difference_plots.empty()) {
     absl::StrAppend(&script,

@@ -135,6 +135,20 @@ TEST(ReportWriterTest, WritesEveryFile) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()), 4);
 }
 
+// A run whose loss was never finite is what one wants to look at: its picture is drawn, whatever is left of it.
+TEST(ReportWriterTest, DrawsRunsWithoutAFiniteLoss) {
+  ParityResult result = Result();
+  for (const size_t broken : {1u, 0u, 2u, 3u}) {
+    if (broken >= result.runs.size()) continue;
+    for (double& loss : result.runs[broken].loss) loss = std::nan("");
+    const std::string folder = std::string(std::getenv("TEST_TMPDIR")) + "/nan" + std::to_string(broken);
+    ASSERT_OK(PrepareOutputFolder(folder));
+    ASSERT_OK_AND_ASSIGN(const ReportFiles files, WriteReport(result, folder));
+    EXPECT_EQ(files.warning, "") << broken;
+    EXPECT_EQ(ReadFile(folder + "/loss.png").substr(1, 3), "PNG") << broken;
+  }
+}
+
 TEST(ReportWriterTest, RefusesAFolderThatIsAFile) {
   const std::string file = std::string(std::getenv("TEST_TMPDIR")) + "/taken";
   std::ofstream(file) << "x";
