@@ -220,6 +220,7 @@ void Mailroom::Sort(int peer, absl::string_view bytes) {
       return;
     case ControlMessage::Kind::kGoodbye:
       inbox.goodbye = serial;
+      inbox.left_alone = inbox.left_alone || message->a == 1;
       return;
     case ControlMessage::Kind::kAbort:
     case ControlMessage::Kind::kLeft:
@@ -275,6 +276,11 @@ bool Mailroom::SaidGoodbye(int peer) {
   if (inboxes_[peer] == nullptr) return false;
   const Inbox& inbox = *inboxes_[peer];
   return inbox.goodbye.has_value() && inbox.floor > *inbox.goodbye;
+}
+
+bool Mailroom::LeftAlone(int peer) {
+  absl::MutexLock lock(&mutex_);
+  return inboxes_[peer] != nullptr && inboxes_[peer]->left_alone;
 }
 
 void Mailroom::OpenEpoch(int64_t epoch) {

@@ -40,7 +40,7 @@ struct ControlMessage {
     kAbort = 3,    // the group of epoch `id` was given up, body = cause; a, b as for kLeft
     kLeft = 4,     // the group of epoch `id` was destroyed; a = records sent, b = payload pieces that the reader has or
                    // will get
-    kGoodbye = 5,  // the rank leaves the world in good order
+    kGoodbye = 5,  // the rank leaves the world in good order; a = 1: but has given up waiting for all to leave
   };
   Kind kind = Kind::kLeft;
   bool pair = false;      // about the pair of sender and reader inside the group
@@ -85,6 +85,8 @@ class Mailroom {
   std::optional<ControlMessage> FindNotice(int peer, int64_t epoch, bool pair);
   // Not before everything that `peer` had posted before its goodbye is here.
   bool SaidGoodbye(int peer);
+  // `peer` does not wait any more for all ranks to leave: it ends, or has ended, on its own.
+  bool LeftAlone(int peer);
 
   // The group of `epoch` begins or ends here: notices about epochs that ended are dropped.
   void OpenEpoch(int64_t epoch);
@@ -105,6 +107,7 @@ class Mailroom {
     std::map<int64_t, absl::Status> voids;    // by the peer's proposal
     std::map<int64_t, absl::Status> answers;  // by this rank's proposal
     std::optional<int64_t> goodbye;           // its serial
+    bool left_alone = false;
   };
   struct Outgoing {
     int peer = -1;

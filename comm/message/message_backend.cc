@@ -48,10 +48,21 @@ struct MessageBackend::Meeting {
 MessageBackend::MessageBackend(Wire* wire, Options options)
     : wire_(wire), options_(std::move(options)), mailroom_(wire) {}
 
-void MessageBackend::SayGoodbye() {
+void MessageBackend::SayGoodbye() { PostGoodbye(/*alone=*/false); }
+void MessageBackend::SayLeftAlone() { PostGoodbye(/*alone=*/true); }
+
+void MessageBackend::PostGoodbye(bool alone) {
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) mailroom_.Post(peer, {.kind = ControlMessage::Kind::kGoodbye});
+    if (peer != rank()) mailroom_.Post(peer, {.kind = ControlMessage::Kind::kGoodbye, .a = alone ? 1 : 0});
   }
+}
+
+bool MessageBackend::AnyLeftAlone() {
+  mailroom_.Poll();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (mailroom_.LeftAlone(peer)) return true;
+  }
+  return false;
 }
 
 std::unique_ptr<Communicator> MessageBackend::MakeCommunicator(const Group& group, int64_t epoch,

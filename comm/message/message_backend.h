@@ -45,6 +45,10 @@ class MessageBackend final : public Backend {
 
   // Tells all ranks that this one makes no more calls. After the last communicator of this rank is gone.
   void SayGoodbye();
+  // Tells all ranks that this one has given up waiting for them to leave, and ends on its own.
+  void SayLeftAlone();
+  // Whether a rank has said so.
+  bool AnyLeftAlone();
 
   absl::string_view name() const override { return options_.name; }
   int rank() const override { return wire_->rank(); }
@@ -58,6 +62,7 @@ class MessageBackend final : public Backend {
  private:
   struct Meeting;
 
+  void PostGoodbye(bool alone);
   absl::Status Meet(Meeting& meeting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
   absl::Status LookAtProposals(Meeting& meeting, bool* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
   absl::Status GiveUp(const Meeting& meeting, absl::Status cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);

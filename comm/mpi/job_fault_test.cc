@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/mpi/testing/fault_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -167,11 +168,33 @@ TEST(JobFaultTest, C25_StuckFinalizeEndsTheProcessWithItsState) {
                              HasSubstr("this is rank 1/4; rank 0: process")));
 }
 
+// Rank 2 comes to the end of the job after the others have gone. Their part of the last meeting lies ready, so nobody
+// seems to be missing; but MPI_Finalize, which waits for processes, would not return.
+void CheckRankThatIsLate(const std::string& action, const std::string& victims, std::vector<std::string> more) {
+  more.insert(more.end(), {"--calls=10", "--late=2"});
+  setenv("OMPI_MCA_odls_base_sigkill_timeout", "2", 1);  // seconds that the launcher leaves it
+  const JobResult job = RunWithFault(action, victims, more);
+  unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
+  ASSERT_TRUE(job.finished);
+  EXPECT_NE(job.exit_code, 0);
+  EXPECT_THAT(job.orphans, IsEmpty());
+  EXPECT_EQ(Text(job.reports[2], "code"), "OK") << Text(job.reports[2], "message");
+  EXPECT_EQ(Text(job.reports[2], "finalize_ns"), "") << "MPI_Finalize was called; " << job.log;
+  EXPECT_TRUE(Number(job.reports[2], "left_ns") > 0 || job.stalled > absl::Seconds(1)) << job.log;
+}
+
+TEST(JobFaultTest, C25_NoFinalizeWhenTheOthersHaveGivenUp) { CheckRankThatIsLate("none", "", {}); }
+
+TEST(JobFaultTest, C25_NoFinalizeWhenTheOthersAreDead) { CheckRankThatIsLate("kill", "0,1,3", {"--phase=leaving"}); }
+
 TEST(JobFaultTest, HealthyJobEndsWithZero) {
   const JobResult job = RunWithFault("none", "", {"--calls=20"});
   ASSERT_TRUE(job.finished);
   EXPECT_EQ(job.exit_code, 0);
-  for (const RankReport& report : job.reports) EXPECT_EQ(Text(report, "code"), "OK");
+  for (const RankReport& report : job.reports) {
+    EXPECT_EQ(Text(report, "code"), "OK");
+    EXPECT_GT(Number(report, "finalize_ns"), 0);
+  }
 }
 
 // ---- Strangers ------------------------------------------------------------------------------------------------------

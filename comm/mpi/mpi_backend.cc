@@ -49,9 +49,13 @@ class Impl final : public MpiBackend {
 
   ~Impl() override {
     if (wire_->status().ok()) backend_->SayGoodbye();
-    const bool all_here = wire_->status().ok() && wire_->AwaitAll(options_.deadline);
+    bool all_here = wire_->status().ok() && wire_->AwaitAll(options_.deadline);
+    if (!all_here) backend_->SayLeftAlone();
+    // A rank that waited in vain for this one, and went, left its part of AwaitAll behind: MPI_Finalize would wait for
+    // it. In good order nobody ends before all are in MPI_Finalize.
+    all_here = all_here && !backend_->AnyLeftAlone() && !AnyDead();
     backend_.reset();
-    if (all_here && wire_->status().ok() && !AnyDead()) {
+    if (all_here && wire_->status().ok()) {
       job_->Leave(options_.finalize_limit, [this] { return wire_->DescribeWorld(); });
     }
   }
@@ -67,8 +71,6 @@ class Impl final : public MpiBackend {
   int64_t num_dropped_messages() override { return backend_->mailroom().num_dropped(); }
 
  private:
-  // A rank that waited in vain for this one, and has ended, left its part of AwaitAll behind: MPI_Finalize would wait
-  // for it. In good order nobody ends before all are in MPI_Finalize.
   bool AnyDead() const {
     for (int peer = 0; peer < size(); ++peer) {
       if (wire_->Health(peer, /*describe=*/false).state == PeerHealth::State::kDead) return true;

@@ -1,18 +1,24 @@
 // One rank of a job in which some ranks, the victims, go wrong: the program under process_fault_test.
 //
 // All ranks run --operation, or a mix of collectives. The victims (--victim=1,3) do what --action says: at --phase, or
-// --after_us microseconds after the work began. Each rank writes what it saw into the file OUT/rank_N, one "key=value"
-// per line, before it ends:
-//   pid, fault_ns (victim: when it went wrong), return_ns, code, ranks (of the findings), message, calls, left_ns.
+// --after_us microseconds after the work began. Rank --late=N comes to the end of the job only when every other rank
+// has left or is dead, and the launcher cannot talk it into ending. Each rank writes what it saw into the file
+// OUT/rank_N, one "key=value" per line, before it ends:
+//   pid, fault_ns (victim: when it went wrong), return_ns, code, ranks (of the findings), message, calls, left_ns,
+//   finalize_ns (MPI_Finalize was called).
 // Times are nanoseconds of the host's monotonic clock, comparable between processes. Exit code: 0 no error, 3 an error.
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -21,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -138,7 +145,39 @@ void GoWrongLater(const std::string& action, int64_t after_us, Report* report) {
   }).detach();
 }
 
-// What happens to a victim inside MPI's own calls.
+// To a moment, 200 to 600 ms away, at which victims that ask at about the same time go wrong together: none of them can
+// tell the others.
+int64_t MicrosecondsToCommonMoment() {
+  constexpr int64_t kEvery = 400'000;
+  return 200'000 + kEvery - (NowNs() / 1000 + 200'000) % kEvery;
+}
+
+// The rank that reports to `path` has left its world or is dead.
+bool IsGone(const std::string& path) {
+  std::ifstream report(path);
+  pid_t pid = 0;
+  for (std::string line; std::getline(report, line);) {
+    if (absl::StartsWith(line, "left_ns=")) return true;
+    if (absl::StartsWith(line, "pid=")) pid = std::atoi(line.c_str() + 4);
+  }
+  if (pid == 0) return false;
+  const int process = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  if (process < 0) return errno == ESRCH;
+  pollfd ended = {.fd = process, .events = POLLIN, .revents = 0};
+  const bool dead = poll(&ended, 1, 0) > 0;
+  close(process);
+  return dead;
+}
+
+void AwaitOthers(const std::string& folder, int64_t rank, int size) {
+  for (int other = 0; other < size; ++other) {
+    while (other != rank && !IsGone(absl::StrCat(folder, "/rank_", other))) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+}
+
+// What happens inside MPI's own calls.
 void SetHooks(const std::string& action, Report* report) {
   MpiHooks& hooks = GetMpiHooks();
   if (action == "stop_after_init") hooks.after_init = [] { kill(getpid(), SIGSTOP); };
@@ -177,7 +216,10 @@ int Main(int argc, char** argv) {
 
   if (victim && action == "stop_before_start") kill(getpid(), SIGSTOP);
   if (victim && phase == "before_init") GoWrong(action, &report);
+  GetMpiHooks().before_finalize = [&report] { report.Add("finalize_ns", absl::StrCat(NowNs())); };
   if (victim) SetHooks(action, &report);
+  const bool late = arguments["--late"] == absl::StrCat(rank);
+  if (late) signal(SIGTERM, SIG_IGN);
   MpiOptions options;
   options.deadline = absl::Milliseconds(Number(arguments, "--deadline_ms", 1000));
   options.start_deadline = absl::Milliseconds(Number(arguments, "--start_deadline_ms", 10000));
@@ -209,6 +251,8 @@ int Main(int argc, char** argv) {
     report.Add("fault_ns", absl::StrCat(NowNs()));
     std::this_thread::sleep_for(std::chrono::seconds(60));
   }
+  if (victim && phase == "leaving") GoWrongLater(action, MicrosecondsToCommonMoment(), &report);
+  if (late) AwaitOthers(arguments["--out"], rank, (*world)->size());
   group->reset();
   world->reset();
   report.Add("left_ns", absl::StrCat(NowNs()));
