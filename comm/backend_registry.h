@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
 
 namespace evenkeel::comm {
@@ -33,6 +34,7 @@ struct WorldOptions {
   bool two_level = false;                           // see HostCommunicator::Options
   std::string config = {};                          // text that must be equal on all ranks, where they are processes
   uint64_t seed = 1;                                // of the order of events, where they are simulated
+  StragglerOptions stragglers = {};                 // of ranks that come late to calls
 };
 
 struct RankStatus {

@@ -44,7 +44,7 @@ class Impl final : public Communicator {
         transport_(std::move(transport)),
         group_digest_(GroupDigest(options_.group)),
         deadline_(options_.deadline),
-        stragglers_(options_.group.size(), options_.stragglers),
+        stragglers_(options_.group.ranks, options_.stragglers),
         pair_sequences_(options_.group.size(), 0) {
     EK_CHECK(transport_ != nullptr || size() == 1);
     if (options_.two_level) grid_ = NodeGrid::Create(options_.group, *options_.topology);

@@ -29,7 +29,8 @@ absl::StatusOr<std::unique_ptr<NamedWorld>> Create(const WorldOptions& options) 
   EK_ASSIGN_OR_RETURN(auto world, InProcessWorld::Create({.world_size = options.world_size,
                                                           .topology = options.topology,
                                                           .deadline = options.deadline,
-                                                          .two_level = options.two_level}));
+                                                          .two_level = options.two_level,
+                                                          .stragglers = options.stragglers}));
   return std::make_unique<ThreadWorld>(std::move(world));
 }
 

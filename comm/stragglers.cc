@@ -22,7 +22,8 @@ std::string DescribeStragglers(const StragglerReport& report) {
                       report.late.size() == 1 ? " for rank " : " for ranks ", absl::StrJoin(report.late, ","));
 }
 
-Stragglers::Stragglers(int group_size, StragglerOptions options) : options_(std::move(options)), counts_(group_size) {}
+Stragglers::Stragglers(std::vector<int> world_ranks, StragglerOptions options)
+    : world_ranks_(std::move(world_ranks)), options_(std::move(options)), counts_(world_ranks_.size()) {}
 
 absl::Duration Stragglers::After(absl::Duration limit) const { return std::min(options_.after, limit / 4); }
 
@@ -41,8 +42,11 @@ void Stragglers::Note(const ErrorContext& where, absl::Span<const int> late, abs
     }
   }
   while (std::find(late.begin(), late.end(), first_in_time) != late.end()) ++first_in_time;
-  if (!is_new || first_in_time != where.rank) return;
-  const StragglerReport report{.where = where, .late = {late.begin(), late.end()}, .waited = waited};
+  if (first_in_time != where.rank) return;
+  StragglerReport report{.where = where, .late = {late.begin(), late.end()}, .late_world = {}, .waited = waited};
+  for (const int rank : late) report.late_world.push_back(world_ranks_[rank]);
+  if (options_.count != nullptr) options_.count(report);
+  if (!is_new) return;
   if (options_.report != nullptr) return options_.report(report);
   std::fprintf(stderr, "%s\n", DescribeStragglers(report).c_str());
 }

@@ -29,8 +29,9 @@ struct StragglerCount {
 };
 
 struct StragglerReport {
-  ErrorContext where;     // of this rank's call; limit is set
-  std::vector<int> late;  // group ranks
+  ErrorContext where;           // of this rank's call; limit is set
+  std::vector<int> late;        // group ranks
+  std::vector<int> late_world;  // the same as ranks of the world
   absl::Duration waited;
 };
 // The line above.
@@ -40,12 +41,15 @@ struct StragglerOptions {
   absl::Duration after = absl::Seconds(1);  // infinite: nobody is late
   // Called on the thread of the call. Default: a line on stderr.
   std::function<void(const StragglerReport&)> report = nullptr;
+  // Called in every late call, also on the thread of the call, and on one rank only: the lowest that was in time.
+  std::function<void(const StragglerReport&)> count = nullptr;
 };
 
 // The counts of one rank's end of one group. Thread-safe.
 class Stragglers {
  public:
-  Stragglers(int group_size, StragglerOptions options);
+  // `world_ranks`: of the group's ranks.
+  Stragglers(std::vector<int> world_ranks, StragglerOptions options);
 
   // How long a call of that limit waits before it takes note.
   absl::Duration After(absl::Duration limit) const;
@@ -55,6 +59,7 @@ class Stragglers {
   std::vector<StragglerCount> counts() const;
 
  private:
+  const std::vector<int> world_ranks_;
   const StragglerOptions options_;
   mutable absl::Mutex mutex_;
   std::vector<StragglerCount> counts_ ABSL_GUARDED_BY(mutex_);

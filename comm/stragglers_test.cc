@@ -37,7 +37,10 @@ struct Reports {
 
 TEST(StragglersTest, LinesNameWhoWhatAndHowLong) {
   Reports reports;
-  Stragglers stragglers(4, reports.options(absl::Seconds(1)));
+  StragglerOptions options = reports.options(absl::Seconds(1));
+  std::vector<std::vector<int>> counted;
+  options.count = [&counted](const StragglerReport& report) { counted.push_back(report.late_world); };
+  Stragglers stragglers({4, 5, 6, 7}, options);
   EXPECT_EQ(stragglers.After(absl::Seconds(30)), absl::Seconds(1));
   EXPECT_EQ(stragglers.After(absl::Seconds(2)), absl::Milliseconds(500));
   ErrorContext where{.module = "comm", .operation = "all_reduce", .group = "ep", .epoch = 3, .sequence = 8, .rank = 1};
@@ -55,7 +58,8 @@ TEST(StragglersTest, LinesNameWhoWhatAndHowLong) {
   where.rank = 3;
   stragglers.Note(where, {2}, absl::Seconds(1));
   EXPECT_EQ(reports.all.size(), 3u);
-  EXPECT_EQ(DescribeStragglerCounts(Stragglers(2, {}).counts()), "");
+  EXPECT_EQ(counted, std::vector<std::vector<int>>(5, {4, 6})) << "every call once";
+  EXPECT_EQ(DescribeStragglerCounts(Stragglers({0, 1}, {}).counts()), "");
 }
 
 // A second late with a limit of two: the call succeeds, one line says who, in which operation, how long. On a virtual

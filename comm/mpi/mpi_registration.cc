@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/backend_registry.h"
 #include "evenkeel/comm/mpi/mpi_backend.h"
+#include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::comm {
@@ -30,9 +31,15 @@ absl::StatusOr<std::unique_ptr<NamedWorld>> Create(const WorldOptions& options) 
   mpi.deadline = options.deadline;
   mpi.two_level = options.two_level;
   mpi.config = options.config;
+  mpi.stragglers = options.stragglers;
   EK_ASSIGN_OR_RETURN(auto backend, MpiBackend::Create(mpi));
   if (options.world_size != 0 && options.world_size != backend->size()) {
-    return absl::InvalidArgumentError(
+    ErrorContext where{.module = "comm", .operation = "start", .group = "world"};
+    where.rank = backend->rank();
+    where.size = backend->size();
+    where.next_step = absl::StrCat("start ", options.world_size, " processes");
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, where,
         absl::StrCat("a world of ", options.world_size, " is wanted, the job has ", backend->size(), " ranks"));
   }
   return std::make_unique<ProcessWorld>(std::move(backend));

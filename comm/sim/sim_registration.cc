@@ -27,11 +27,15 @@ class SimulatedWorld final : public NamedWorld {
 };
 
 absl::StatusOr<std::unique_ptr<NamedWorld>> Create(const WorldOptions& options) {
-  EK_ASSIGN_OR_RETURN(auto world, SimWorld::Create({.world_size = options.world_size,
-                                                    .topology = options.topology,
-                                                    .deadline = options.deadline,
-                                                    .seed = options.seed,
-                                                    .two_level = options.two_level}));
+  SimOptions sim{.world_size = options.world_size,
+                 .topology = options.topology,
+                 .deadline = options.deadline,
+                 .seed = options.seed,
+                 .two_level = options.two_level};
+  const auto silent = sim.stragglers.report;
+  sim.stragglers = options.stragglers;
+  if (sim.stragglers.report == nullptr) sim.stragglers.report = silent;  // time there is nobody's
+  EK_ASSIGN_OR_RETURN(auto world, SimWorld::Create(sim));
   return std::make_unique<SimulatedWorld>(std::move(world), options.world_size);
 }
 
