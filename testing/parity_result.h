@@ -69,10 +69,19 @@ struct ParityRun {
   int64_t dropped_routes = 0;       // beyond capacity, over all replicas, layers and steps
 };
 
+// A rank that others waited for long, inside their limits (comm/stragglers.h).
+struct LateRank {
+  int rank = 0;
+  int64_t calls = 0;
+  double waited_ms = 0;   // in all of them
+  double longest_ms = 0;  // in one
+};
+
 struct ParityResult {
   // What was run, in the order to be shown: {"tp", "2"}, {"corpus", "/usr/share/..."}, ...
   std::vector<std::pair<std::string, std::string>> config;
-  std::vector<ParityRun> runs;  // the reference first
+  std::vector<ParityRun> runs;       // the reference first
+  std::vector<LateRank> late_ranks;  // by rank; none when all came in time, or where nobody counted
 
   bool AllHold() const {
     for (const ParityRun& run : runs) {

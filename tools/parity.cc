@@ -26,9 +26,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/backend_registry.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
-#include "evenkeel/comm/mpi/mpi_backend.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/canonical_blocks.h"
@@ -39,6 +39,7 @@
 #include "evenkeel/moe/order_planner.h"
 #include "evenkeel/moe/router_config.h"
 #include "evenkeel/moe/routing_decision.h"
+#include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
@@ -46,7 +47,9 @@
 #include "evenkeel/testing/parity_result.h"
 #include "evenkeel/testing/training_config.h"
 #include "evenkeel/tools/auto_order.h"
+#include "evenkeel/tools/late_ranks.h"
 #include "evenkeel/tools/layout_flag.h"
+#include "evenkeel/tools/parity_job.h"
 #include "evenkeel/tools/program.h"
 #include "evenkeel/tools/report/report_writer.h"
 
@@ -58,7 +61,7 @@ DEFINE_int32(tp, 2, "tensor-parallel size");
 DEFINE_int32(ep, 4, "expert-parallel size");
 DEFINE_int32(dp, 8, "data-parallel replicas; the world is tp * dp ranks");
 DEFINE_int32(etp, 0, "expert tensor-parallel size, 1 or tp; default: what each order asks for");
-DEFINE_string(backend, "threads", "threads, mpi (under mpirun), nccl");
+DEFINE_string(backend, "threads", "threads, mpi (under mpirun), nccl, or the name of one that you link");
 DEFINE_string(zero3, "flat", "off, per_parameter, coalesced, flat; a comma list compares fetch policies too");
 DEFINE_string(dtype, "f32", "f32, bf16 or f64");
 DEFINE_string(optimizer, "sgd", "sgd or adamw");
@@ -107,7 +110,7 @@ using testutil::ParityResult;
 using testutil::ParityRun;
 
 constexpr char kUsage[] =
-    "parity [--reference=ORDER] [--candidate=ORDER,...] [--tp=N --ep=N --dp=N] [--backend=threads|mpi]";
+    "parity [--reference=ORDER] [--candidate=ORDER,...] [--tp=N --ep=N --dp=N] [--backend=threads|mpi|NAME]";
 
 bool IsDefault(const char* flag) { return gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }
 
@@ -314,10 +317,12 @@ absl::Status SetModel(testutil::TrainingConfig* base) {
 
 absl::StatusOr<ParityConfig> ConfigFromFlags() {
   if (FLAGS_backend == "nccl") {
-    return BadFlag("backend", FLAGS_backend, "no NCCL backend is linked into this program; use threads or mpi");
+    return BadFlag("backend", FLAGS_backend,
+                   absl::StrCat("no NCCL backend is linked into this program; linked: ",
+                                absl::StrJoin(comm::BackendNames(), ", "), "; threads is in_process"));
   }
-  if (FLAGS_backend != "threads" && FLAGS_backend != "mpi") {
-    return BadFlag("backend", FLAGS_backend, "known are threads, mpi, nccl");
+  if (const absl::Status known = CheckBackend(FLAGS_backend); !known.ok()) {
+    return BadFlag("backend", FLAGS_backend, absl::StrCat(known.message(), "; threads is in_process"));
   }
   if (FLAGS_tp < 1 || FLAGS_ep < 1 || FLAGS_dp < 1) {
     return absl::InvalidArgumentError(
@@ -371,6 +376,7 @@ absl::StatusOr<int> ShowResult(const ParityResult& result) {
     if (run.first_difference.has_value()) std::printf("%s\n", RenderDifference(run).c_str());
   }
   if (!files.warning.empty()) std::fprintf(stderr, "warning: %s\n", files.warning.c_str());
+  if (!result.late_ranks.empty()) std::fprintf(stderr, "late: %s\n", DescribeLateRanks(result.late_ranks).c_str());
   std::printf("report: %s\n\n%s\n", absl::StrJoin(files.written, ", ").c_str(), RenderTable(result).c_str());
   return result.AllHold() ? kExitHolds : kExitMismatch;
 }
@@ -391,42 +397,35 @@ absl::StatusOr<ParityResult> RunLayouts(const ParityConfig& job, const testutil:
   return testutil::RunLayoutParity(config, corpus);
 }
 
-absl::StatusOr<int> RunOnThreads(ParityConfig config) {
+// One thread per rank in each layout.
+absl::StatusOr<int> RunLayoutsOnThreads(ParityConfig config) {
   EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
   EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
   EK_RETURN_IF_ERROR(ResolveAuto(nullptr, true, &config));
-  if (IsCanonical() && !config.entries[0].dense) {
-    EK_ASSIGN_OR_RETURN(const ParityResult result, RunLayouts(config, corpus));
-    return ShowResult(result);
-  }
-  ShowProgress(&config);
-  EK_ASSIGN_OR_RETURN(const ParityResult result,
-                      testutil::RunParityOnThreads(config, corpus, absl::Seconds(FLAGS_deadline_seconds)));
+  EK_ASSIGN_OR_RETURN(const ParityResult result, RunLayouts(config, corpus));
   return ShowResult(result);
 }
 
-// Every process comes to the same verdict; rank 0 reports it.
-absl::StatusOr<int> RunOnMpi(ParityConfig config, bool* is_reporter) {
-  comm::MpiOptions options;
-  options.deadline = absl::Seconds(FLAGS_deadline_seconds);
-  options.config = gflags::CommandlineFlagsIntoString();
+absl::StatusOr<int> RunOnBackend(ParityConfig config, bool* is_reporter) {
+  ParityJob job;
+  job.backend = FLAGS_backend;
+  job.world.world_size = FLAGS_tp * FLAGS_dp;
+  job.world.deadline = absl::Seconds(FLAGS_deadline_seconds);
+  job.world.config = gflags::CommandlineFlagsIntoString();
   if (FLAGS_ranks_per_node > 0) {
-    EK_ASSIGN_OR_RETURN(options.topology, comm::Topology::Blocks(FLAGS_tp * FLAGS_dp, FLAGS_ranks_per_node));
+    EK_ASSIGN_OR_RETURN(job.world.topology, comm::Topology::Blocks(job.world.world_size, FLAGS_ranks_per_node));
   }
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::MpiBackend> backend, comm::MpiBackend::Create(options));
-  *is_reporter = backend->rank() == 0;
-  if (backend->size() != FLAGS_tp * FLAGS_dp) {
-    return absl::InvalidArgumentError(absl::StrCat("--tp=", FLAGS_tp, " --dp=", FLAGS_dp, " needs ",
-                                                   FLAGS_tp * FLAGS_dp, " processes, mpirun started ",
-                                                   backend->size()));
-  }
-  if (*is_reporter) EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
-  EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
-  EK_RETURN_IF_ERROR(ResolveAuto(backend.get(), *is_reporter, &config));
-  if (*is_reporter) ShowProgress(&config);
-  EK_ASSIGN_OR_RETURN(const ParityResult result, testutil::RunParity(config, corpus, *backend));
-  if (*is_reporter) return ShowResult(result);
-  return result.AllHold() ? kExitHolds : kExitMismatch;
+  job.corpus = UserPath(FLAGS_corpus);
+  job.out = UserPath(FLAGS_out);
+  ShowProgress(&config);
+  job.config = std::move(config);
+  job.prepare = [](comm::Backend& backend, ParityConfig* of_rank) {
+    return ResolveAuto(&backend, backend.rank() == 0, of_rank);
+  };
+  const absl::StatusOr<ParityResult> result = RunParityJob(job, is_reporter);
+  if (!result.ok()) return Annotate(result.status(), absl::StrCat("--tp=", FLAGS_tp, " --dp=", FLAGS_dp));
+  if (*is_reporter) return ShowResult(*result);
+  return result->AllHold() ? kExitHolds : kExitMismatch;
 }
 
 int Run(const std::vector<std::string>& words) {
@@ -436,8 +435,9 @@ int Run(const std::vector<std::string>& words) {
   bool is_reporter = true;
   absl::StatusOr<ParityConfig> config = ConfigFromFlags();
   if (!config.ok()) return Report(config.status());
+  const bool across_layouts = FLAGS_backend == "threads" && IsCanonical() && !config->entries[0].dense;
   const absl::StatusOr<int> code =
-      FLAGS_backend == "mpi" ? RunOnMpi(*std::move(config), &is_reporter) : RunOnThreads(*std::move(config));
+      across_layouts ? RunLayoutsOnThreads(*std::move(config)) : RunOnBackend(*std::move(config), &is_reporter);
   if (code.ok()) return *code;
   return is_reporter || ExitCode(code.status()) == kExitFault ? Report(code.status()) : ExitCode(code.status());
 }

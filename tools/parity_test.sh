@@ -39,7 +39,8 @@ expect 2 'broken_syntax.textproto:3:' --candidate=tools/testdata/broken_syntax.t
 expect 2 'step 6 (combine)' --candidate=tools/testdata/missing_all_reduce.textproto
 expect 2 'contradicts' --etp=1 --reference=reference
 expect 2 '--etp=3' --etp=3
-expect 2 '--backend=smoke' --backend=smoke
+expect 2 '--backend=smoke: comm: no backend is called "smoke"; linked: in_process, mpi' --backend=smoke
+expect 2 'backend sim is not linked into this program: link //comm/sim; linked: in_process, mpi' --backend=sim
 expect 2 'NCCL' --backend=nccl
 expect 2 '--zero3=all' --zero3=all
 expect 2 "unknown dtype 'f12'" --dtype=f12

@@ -133,6 +133,15 @@ Json RunJson(const ParityRun& run) {
           {"loss_digest", run.loss_digest}};
 }
 
+Json LateJson(const std::vector<testutil::LateRank>& late_ranks) {
+  Json json = Json::array();
+  for (const testutil::LateRank& late : late_ranks) {
+    json.push_back(
+        {{"rank", late.rank}, {"calls", late.calls}, {"waited_ms", late.waited_ms}, {"longest_ms", late.longest_ms}});
+  }
+  return json;
+}
+
 std::string Headline(const ParityResult& result) {
   int held = 0, failed = 0;
   for (const ParityRun& run : result.runs) {
@@ -200,6 +209,7 @@ std::string RenderJson(const ParityResult& result) {
   for (const auto& [key, value] : result.config) json["config"][key] = value;
   json["runs"] = Json::array();
   for (const ParityRun& run : result.runs) json["runs"].push_back(RunJson(run));
+  json["late_ranks"] = LateJson(result.late_ranks);
   // A corpus path may hold bytes that are no UTF-8; the report must still be written.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -81,6 +81,7 @@ TEST(ReportWriterTest, JsonHasTheContractsKeysAndRealNumbers) {
   EXPECT_EQ(fused["bytes"]["ep"]["inter_node"]["bound"], 3200);
   EXPECT_EQ(fused["peak_gathered_bytes"]["predicted"], 4096);
   EXPECT_EQ(json["runs"][3]["first_difference"]["index"], 41);
+  EXPECT_TRUE(json["late_ranks"].is_array());
 }
 
 TEST(ReportWriterTest, JsonSurvivesNonFiniteLossAndBrokenUtf8) {
