@@ -30,8 +30,8 @@ struct LedgerCounts {
   friend LedgerCounts operator-(LedgerCounts a, const LedgerCounts& b);
 };
 
-// One per rank, shared by all its communicators. Thread-safe.
-class ByteLedger {
+// One per rank, shared by all its communicators; in cache lines of its own, for ranks that are threads. Thread-safe.
+class alignas(64) ByteLedger {
  public:
   void AddMessage(Axis axis, LinkClass link, int64_t bytes);
   void AddCollective(Axis axis);

@@ -38,7 +38,7 @@ using ::testing::HasSubstr;
 // A world that only waits.
 class WaitingHost final : public InProcessHost {
  public:
-  Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call&, int, int64_t until_ns) override {
+  Rendezvous::Outcome Sleep(InProcessGroup* group, uint64_t phase, const Call&, int, int64_t until_ns) override {
     return group->rendezvous().Wait(phase, until_ns);
   }
   void Release(std::shared_ptr<InProcessGroup> group) override { group.reset(); }

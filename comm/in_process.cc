@@ -75,7 +75,7 @@ class World final : public InProcessWorld, public InProcessHost {
   }
   // The group's memory stays while anybody may look at it: gives up one reference under the world's lock.
   void Release(std::shared_ptr<InProcessGroup> group) override;
-  Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank,
+  Rendezvous::Outcome Sleep(InProcessGroup* group, uint64_t phase, const Call& call, int rank,
                             int64_t until_ns) override;
 
  private:
@@ -193,7 +193,7 @@ void World::Release(std::shared_ptr<InProcessGroup> group) {
   if (found != groups_.end() && found->second.expired()) groups_.erase(found);
 }
 
-Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank, int64_t until_ns) {
+Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint64_t phase, const Call& call, int rank, int64_t until_ns) {
   if (t_entered.world != this || t_entered.rank != rank) return group->rendezvous().Wait(phase, until_ns);
   Seat& seat = seats_[rank];
   seat.phase.store(phase, std::memory_order_relaxed);

@@ -19,7 +19,7 @@ namespace evenkeel::comm {
 // Where an entered rank sleeps. Written by its thread, read by whoever looks for a deadlock.
 struct Seat {
   std::atomic<InProcessGroup*> group{nullptr};  // null: running
-  std::atomic<uint32_t> phase{0};
+  std::atomic<uint64_t> phase{0};
   std::atomic<int> operation{0};
   std::atomic<int64_t> sequence{0};
   Gathering* gathering = nullptr;  // waits for others to make a group; guarded by the world's mutex
@@ -34,7 +34,7 @@ struct Sleeper {
 
   InProcessGroup* group = nullptr;
   Gathering* gathering = nullptr;
-  uint32_t phase = 0;
+  uint64_t phase = 0;
   std::vector<int> waits_for = {};  // world ranks, at least one
   std::string text = {};            // "waits in barrier of group tp [0,1] epoch=3 seq=8"
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,24 +25,23 @@ InProcessGroup::InProcessGroup(Group group, int64_t epoch, const WaitPolicy& wai
       members_(std::move(members)),
       rendezvous_(group_.size(), wait.wait_ns, wait.yields),
       scratch_(scratch),
-      reading_(group_.size()),
-      last_calls_(group_.size()),
-      departed_(group_.size()) {
+      ranks_(group_.ranks.size()) {
   const size_t size = group_.ranks.size();
   for (Posted& posted : posted_) {
     posted.fingerprints.resize(size);
     posted.rows.resize(size * 2 * size);
-    posted.blocks.resize(size * size);
-    posted.lends.resize(size);
+    constexpr size_t kWords = std::size(Posted::Line().words);
+    posted.lines_per_rank = (1 + size + kWords - 1) / kWords;
+    posted.lines.resize(size * posted.lines_per_rank);
   }
   for (auto& buffers : eager_) buffers.resize(size);
 }
 
 void InProcessGroup::PostBlocks(uint32_t index, int rank, const Phase* phase) {
   Posted& posted = posted_[index & 1u];
-  posted.lends[rank] = 0;
+  posted.lends(rank) = nullptr;
   if (phase == nullptr) return;
-  const void** const blocks = &posted.blocks[static_cast<size_t>(rank) * size()];
+  const void** const blocks = posted.blocks(rank);
   ScratchBlock& buffer = eager_[index & 1u][rank];
   if (buffer == nullptr && eager_bytes_ > 0) {
     absl::StatusOr<ScratchBlock> block = AllocateScratch(scratch_, eager_bytes_, "small blocks");
@@ -65,13 +65,13 @@ void InProcessGroup::PostBlocks(uint32_t index, int rank, const Phase* phase) {
     blocks[to] = last_copy;
   }
   if (!lends) return;
-  posted.lends[rank] = 1;
+  posted.lends(rank) = this;
   for (int to = 0; to < size(); ++to) blocks[to] = phase->sends[to].data;
 }
 
 bool InProcessGroup::AnyLends(uint32_t index) {
-  for (const uint8_t lends : posted_[index & 1u].lends) {
-    if (lends != 0) return true;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (posted(index).lends(rank) != nullptr) return true;
   }
   return false;
 }
@@ -79,22 +79,23 @@ bool InProcessGroup::AnyLends(uint32_t index) {
 void InProcessGroup::AwaitReaders(int rank) {
   for (int reader = 0; reader < size(); ++reader) {
     // As long as the copy of one piece, and as the reader waits for its turn on a processor.
-    while (reader != rank && reading_[reader].load(std::memory_order_seq_cst) != 0) sched_yield();
+    while (reader != rank && ranks_[reader].reading.load(std::memory_order_seq_cst)) sched_yield();
   }
 }
 
 void InProcessGroup::NoteCall(int rank, const Call& call) {
-  last_calls_[rank].store((static_cast<uint64_t>(call.sequence) << 8) | (static_cast<uint64_t>(call.operation) + 1),
-                          std::memory_order_relaxed);
+  ranks_[rank].last_call.store(
+      (static_cast<uint64_t>(call.sequence) << 8) | (static_cast<uint64_t>(call.operation) + 1),
+      std::memory_order_relaxed);
 }
 
 std::string InProcessGroup::LastCall(int rank) const {
-  const uint64_t note = last_calls_[rank].load(std::memory_order_relaxed);
+  const uint64_t note = ranks_[rank].last_call.load(std::memory_order_relaxed);
   if (note == 0) return "has made no call yet";
   return absl::StrCat("called ", OperationName(static_cast<Operation>((note & 0xff) - 1)), " seq=", note >> 8, " last");
 }
 
-std::vector<RankFinding> InProcessGroup::DescribeAbsent(uint32_t phase, absl::string_view state) const {
+std::vector<RankFinding> InProcessGroup::DescribeAbsent(uint64_t phase, absl::string_view state) const {
   std::vector<RankFinding> findings;
   for (const int rank : rendezvous_.Absent(phase)) {
     findings.push_back({OuterRank(rank), absl::StrCat(state, " (it ", LastCall(rank), ")")});
@@ -103,7 +104,7 @@ std::vector<RankFinding> InProcessGroup::DescribeAbsent(uint32_t phase, absl::st
 }
 
 void InProcessGroup::Depart(int rank) {
-  if (departed_[rank].exchange(true, std::memory_order_seq_cst)) return;
+  if (ranks_[rank].departed.exchange(true, std::memory_order_seq_cst)) return;
   num_departed_.fetch_add(1, std::memory_order_seq_cst);
   // The others may wait in the phase that this rank would have come to next.
   CheckDeparted(rendezvous_.phases_of(rank));
@@ -114,14 +115,14 @@ void InProcessGroup::Depart(int rank) {
   }
 }
 
-void InProcessGroup::CheckDeparted(uint32_t phase) {
+void InProcessGroup::CheckDeparted(uint64_t phase) {
   if (num_departed_.load(std::memory_order_seq_cst) == 0) return;
   std::vector<RankFinding> gone;
   bool awaited = false;
   for (int rank = 0; rank < size(); ++rank) {
     if (rendezvous_.phases_of(rank) > phase) {
       awaited = true;
-    } else if (departed_[rank].load(std::memory_order_seq_cst)) {
+    } else if (ranks_[rank].departed.load(std::memory_order_seq_cst)) {
       gone.push_back({OuterRank(rank), absl::StrCat("has left (it ", LastCall(rank), ")")});
     }
   }
@@ -131,7 +132,7 @@ void InProcessGroup::CheckDeparted(uint32_t phase) {
   breakage_ = Breakage{.code = absl::StatusCode::kUnavailable, .what = "a rank is gone", .findings = std::move(gone)};
 }
 
-void InProcessGroup::TimeOut(uint32_t phase, absl::string_view state, absl::Duration elapsed, absl::Duration limit) {
+void InProcessGroup::TimeOut(uint64_t phase, absl::string_view state, absl::Duration elapsed, absl::Duration limit) {
   std::vector<RankFinding> absent = DescribeAbsent(phase, state);
   absl::MutexLock lock(&mutex_);
   if (!rendezvous_.BreakPhase(phase)) return;
@@ -142,7 +143,7 @@ void InProcessGroup::TimeOut(uint32_t phase, absl::string_view state, absl::Dura
                        .limit = limit};
 }
 
-void InProcessGroup::ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits) {
+void InProcessGroup::ReportDeadlock(uint64_t phase, const std::string& what, std::vector<RankFinding> waits) {
   absl::MutexLock lock(&mutex_);
   if (!rendezvous_.BreakPhase(phase, /*wake=*/false)) return;
   breakage_ = Breakage{.code = absl::StatusCode::kDeadlineExceeded, .what = what, .findings = std::move(waits)};
@@ -218,8 +219,8 @@ std::shared_ptr<InProcessGroup> InProcessGroup::PairOf(int low, int high) {
     }
     pair = entry;
   }
-  if (departed_[low].load(std::memory_order_seq_cst)) pair->Depart(0);
-  if (departed_[high].load(std::memory_order_seq_cst)) pair->Depart(1);
+  if (ranks_[low].departed.load(std::memory_order_seq_cst)) pair->Depart(0);
+  if (ranks_[high].departed.load(std::memory_order_seq_cst)) pair->Depart(1);
   return pair;
 }
 

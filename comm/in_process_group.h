@@ -49,10 +49,19 @@ class InProcessGroup {
   int OuterRank(int rank) const { return members_.empty() ? rank : members_[rank]; }
 
   struct Posted {
+    // The blocks of rank `from`, by receiver.
+    const void** blocks(int from) { return lines[static_cast<size_t>(from) * lines_per_rank].words + 1; }
+    // Not null: they lie in its own buffers, not in `eager`.
+    const void*& lends(int from) { return lines[static_cast<size_t>(from) * lines_per_rank].words[0]; }
+
     std::vector<Fingerprint> fingerprints;
-    std::vector<int64_t> rows;        // size * 2 * size
-    std::vector<const void*> blocks;  // [from * size + to]
-    std::vector<uint8_t> lends;       // [from]: its blocks lie in its own buffers, not in `eager`
+    std::vector<int64_t> rows;  // size * 2 * size
+    // Each rank writes cache lines of its own.
+    struct alignas(64) Line {
+      const void* words[8] = {};
+    };
+    size_t lines_per_rank = 1;
+    std::vector<Line> lines;
   };
   Posted& posted(uint32_t index) { return posted_[index & 1u]; }
   // Writes the blocks that `rank` sends in `phase` (null: none) into posting `index`, copying small ones.
@@ -62,12 +71,12 @@ class InProcessGroup {
   // Around every piece that `rank` copies out of memory that others lend. False when the group is broken: the lenders
   // may be gone, and nothing may be read.
   bool BeginReading(int rank) {
-    reading_[rank].store(1, std::memory_order_seq_cst);
+    ranks_[rank].reading.store(true, std::memory_order_seq_cst);
     if (!rendezvous_.is_broken()) return true;
     EndReading(rank);
     return false;
   }
-  void EndReading(int rank) { reading_[rank].store(0, std::memory_order_release); }
+  void EndReading(int rank) { ranks_[rank].reading.store(false, std::memory_order_release); }
   // After the group has broken: returns when nobody reads a piece of what `rank` lends any more, so that its call may
   // return to the owner of that memory.
   void AwaitReaders(int rank);
@@ -78,12 +87,12 @@ class InProcessGroup {
   // `rank` makes no more calls. Breaks what waits for it. Thread-safe, idempotent.
   void Depart(int rank);
   // Breaks `phase` with Unavailable when a rank that has left has not come to it.
-  void CheckDeparted(uint32_t phase);
+  void CheckDeparted(uint64_t phase);
   // Breaks `phase` with DeadlineExceeded naming the absent ranks, which `state` ("has not come").
-  void TimeOut(uint32_t phase, absl::string_view state, absl::Duration elapsed, absl::Duration limit);
+  void TimeOut(uint64_t phase, absl::string_view state, absl::Duration elapsed, absl::Duration limit);
   // Breaks `phase` because nobody can run any more; `waits` says for absent group ranks what they wait for. Sleepers
   // learn when the caller wakes them, after all groups of the cycle are broken.
-  void ReportDeadlock(uint32_t phase, const std::string& what, std::vector<RankFinding> waits);
+  void ReportDeadlock(uint64_t phase, const std::string& what, std::vector<RankFinding> waits);
   // A rank has given up because of `cause`: breaks the group and its pairs.
   void Abort(const absl::Status& cause);
 
@@ -106,9 +115,16 @@ class InProcessGroup {
     absl::Status aborted_by = {};  // set when a rank gave up
   };
 
+  // Written by its rank, read by others only when something is wrong.
+  struct alignas(64) RankState {
+    std::atomic<uint64_t> last_call{0};
+    std::atomic<bool> reading{false};
+    std::atomic<bool> departed{false};
+  };
+
   ErrorContext Context(int rank, const Call& call) const;
   std::string LastCall(int rank) const;
-  std::vector<RankFinding> DescribeAbsent(uint32_t phase, absl::string_view state) const;
+  std::vector<RankFinding> DescribeAbsent(uint64_t phase, absl::string_view state) const;
   absl::Status Describe(int rank, const Call& call, const Breakage& breakage) const;
   std::vector<std::shared_ptr<InProcessGroup>> Pairs();
 
@@ -122,9 +138,7 @@ class InProcessGroup {
   Posted posted_[2];
   ScratchMemory* const scratch_;
   std::vector<ScratchBlock> eager_[2];
-  std::vector<std::atomic<uint8_t>> reading_;  // by rank
-  std::vector<std::atomic<uint64_t>> last_calls_;
-  std::vector<std::atomic<bool>> departed_;
+  std::vector<RankState> ranks_;
   std::atomic<int> num_departed_{0};
   absl::Mutex mutex_;
   std::optional<Breakage> breakage_ ABSL_GUARDED_BY(mutex_);

@@ -78,7 +78,7 @@ class InProcessTransport final : public Transport {
  private:
   // Comes to the next phase and waits for the others; those that have not come when the limit passes `state`.
   absl::Status Meet(const Call& call, absl::string_view state) {
-    const uint32_t phase = phase_++;
+    const uint64_t phase = phase_++;
     Rendezvous& rendezvous = shared_->rendezvous();
     rendezvous.Arrive(rank_, phase);
     shared_->CheckDeparted(phase);
@@ -88,7 +88,7 @@ class InProcessTransport final : public Transport {
     return shared_->WaitError(rank_, call);
   }
 
-  Rendezvous::Outcome SleepUntilOver(const Call& call, uint32_t phase, absl::string_view state) {
+  Rendezvous::Outcome SleepUntilOver(const Call& call, uint64_t phase, absl::string_view state) {
     const int64_t until_ns = start_ns_ + absl::ToInt64Nanoseconds(call.limit);
     Rendezvous::Outcome outcome = Rendezvous::Outcome::kTimeout;
     if (call.late_after < call.limit) {
@@ -123,9 +123,9 @@ class InProcessTransport final : public Transport {
   // One copy from each peer's memory, beginning with the next rank so that not all read the same one at once. False
   // when the group broke meanwhile.
   bool Read(const Phase& phase, bool any_lends) {
-    const std::vector<const void*>& blocks = shared_->posted(posting_).blocks;
-    const auto block_of = [this, &blocks](int from) {
-      return static_cast<const std::byte*>(blocks[static_cast<size_t>(from) * size() + rank_]);
+    InProcessGroup::Posted& posted = shared_->posted(posting_);
+    const auto block_of = [this, &posted](int from) {
+      return static_cast<const std::byte*>(posted.blocks(from)[rank_]);
     };
     if (phase.combine != nullptr) {
       return InPieces(phase.block_bytes, any_lends, [&](int64_t begin, int64_t length) {
@@ -166,7 +166,7 @@ class InProcessTransport final : public Transport {
   const int rank_;
   const int world_rank_;
   const BeforeCopy before_copy_;
-  uint32_t phase_ = 0;     // of the rendezvous
+  uint64_t phase_ = 0;     // of the rendezvous
   uint32_t posting_ = 0;   // being written or read
   int64_t sequence_ = -1;  // of the newest call
   int64_t start_ns_ = 0;   // when it began

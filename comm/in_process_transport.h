@@ -22,7 +22,7 @@ class InProcessHost {
  public:
   virtual ~InProcessHost() = default;
   // Sleeps in `phase` of `group`, as one of the ranks that a deadlock is made of.
-  virtual Rendezvous::Outcome Sleep(InProcessGroup* group, uint32_t phase, const Call& call, int rank,
+  virtual Rendezvous::Outcome Sleep(InProcessGroup* group, uint64_t phase, const Call& call, int rank,
                                     int64_t until_ns) = 0;
   // Gives up one reference.
   virtual void Release(std::shared_ptr<InProcessGroup> group) = 0;
