@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/block_copy.h"
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/reduction.h"
@@ -22,16 +22,6 @@ namespace evenkeel::comm {
 namespace {
 
 constexpr absl::Duration kMaxDeadline = absl::Hours(24);
-
-// In pieces: glibc copies those with string instructions, which need not read what they overwrite, and long spans with
-// vector stores, which do; from a few MiB on that is a third of the time.
-void CopyBytes(void* to, const void* from, int64_t bytes) {
-  constexpr int64_t kPiece = 256 << 10;
-  for (int64_t begin = 0; begin < bytes; begin += kPiece) {
-    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                static_cast<size_t>(std::min(kPiece, bytes - begin)));
-  }
-}
 
 uint32_t DeadlineMs(absl::Duration deadline) {
   return static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(deadline, absl::Milliseconds(1))));
@@ -98,6 +88,7 @@ class Impl final : public Communicator {
   std::vector<StragglerCount> stragglers() const override { return stragglers_.counts(); }
 
   absl::Status status() const override {
+    if (!is_broken_.load(std::memory_order_acquire)) return absl::OkStatus();  // asked by every call
     absl::MutexLock lock(&mutex_);
     return first_cause_;
   }
@@ -147,7 +138,10 @@ class Impl final : public Communicator {
 
   absl::Status Enqueue(CallPlan plan, const Call& call, Transport* transport, Stream& stream) {
     const absl::Status bad = plan.bad_argument;
-    const absl::Status issued = stream.LaunchCollective(Job(this, std::move(plan), call, transport));
+    Job job(this, std::move(plan), call, transport);
+    // A stream that runs the call at once gets it as it stands, without an allocation.
+    const absl::Status issued = stream.is_inline() ? stream.LaunchCollective([&job] { return job(); })
+                                                   : stream.LaunchCollective(std::move(job));
     // On a worker stream the refusal to the peers is under way; this rank can know at once.
     if (issued.ok() && !bad.ok()) return OwnError(call, bad);
     return issued;
@@ -163,6 +157,7 @@ class Impl final : public Communicator {
     {
       absl::MutexLock lock(&mutex_);
       if (first_cause_.ok()) first_cause_ = cause;
+      is_broken_.store(true, std::memory_order_release);
     }
     if (transport_ != nullptr) transport_->Abort(cause);
     return cause;
@@ -266,7 +261,7 @@ class Impl final : public Communicator {
     for (const LocalStep& step : phase.before) {
       switch (step.kind) {
         case LocalStep::Kind::kCopy:
-          CopyBytes(step.to, step.from, step.bytes);
+          CopyBlock(step.to, step.from, step.bytes, OutgrowsCache(step.bytes, size()));
           break;
         case LocalStep::Kind::kReduceToPartial:
           ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
@@ -321,7 +316,10 @@ class Impl final : public Communicator {
   static void CopyOwnBlock(const PhasePlan& step, int self) {
     const SendSpan& from = step.sends[self];
     const ReceiveSpan& to = step.receives[self];
-    if (from.data != to.data) CopyBytes(to.data, from.data, from.bytes);
+    if (from.data == to.data) return;
+    int64_t bytes = 0;
+    for (const ReceiveSpan& receive : step.receives) bytes += receive.bytes;
+    CopyBlock(to.data, from.data, from.bytes, OutgrowsCache(bytes, static_cast<int>(step.receives.size())));
   }
 
   void Book(const CallPlan& plan, const PhasePlan& step, int self) {
@@ -344,6 +342,7 @@ class Impl final : public Communicator {
   std::atomic<int64_t> sequence_{0};  // also with two threads, so that they can be refused
   std::vector<int64_t> pair_sequences_;
   std::atomic<bool> busy_{false};
+  std::atomic<bool> is_broken_{false};  // set after first_cause_
   mutable absl::Mutex mutex_;
   absl::Status first_cause_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,12 +1,12 @@
 #include "evenkeel/comm/in_process_transport.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "evenkeel/comm/block_copy.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::comm {
@@ -38,7 +38,7 @@ class InProcessTransport final : public Transport {
   absl::Status Agree(const Call& call, const Posting& posting, Agreement* agreement) override {
     if (shared_->IsBroken()) return shared_->LateError(rank_, call);
     shared_->NoteCall(rank_, call);
-    if (call.sequence != sequence_) start_ns_ = MonotonicNs();
+    if (call.sequence != sequence_) start_ns_ = 0;
     sequence_ = call.sequence;
     ++posting_;
     InProcessGroup::Posted& posted = shared_->posted(posting_);
@@ -83,9 +83,20 @@ class InProcessTransport final : public Transport {
     rendezvous.Arrive(rank_, phase);
     shared_->CheckDeparted(phase);
     Rendezvous::Outcome outcome = Rendezvous::Outcome::kComplete;
+    if (rendezvous.IsOver(phase, &outcome)) return Over(outcome, call);
+    StartClock();
     if (!rendezvous.IsSoonOver(phase, &outcome)) outcome = SleepUntilOver(call, phase, state);
+    return Over(outcome, call);
+  }
+
+  absl::Status Over(Rendezvous::Outcome outcome, const Call& call) {
     if (outcome == Rendezvous::Outcome::kComplete) return absl::OkStatus();
     return shared_->WaitError(rank_, call);
+  }
+
+  // The limit counts from the first wait or the first copy of a call: before them it takes no time worth the look.
+  void StartClock() {
+    if (start_ns_ == 0) start_ns_ = MonotonicNs();
   }
 
   Rendezvous::Outcome SleepUntilOver(const Call& call, uint64_t phase, absl::string_view state) {
@@ -113,36 +124,59 @@ class InProcessTransport final : public Transport {
     }
     is_posted_ = false;
     const bool any_lends = shared_->AnyLends(posting_);
-    if (!Read(phase, any_lends)) return shared_->LateError(rank_, call);
-    if (phase.meanwhile != nullptr) (*phase.meanwhile)();
+    if (any_lends) StartClock();
+    if (!(phase.combine != nullptr ? Combine(phase, any_lends) : Read(phase, any_lends))) {
+      return shared_->LateError(rank_, call);
+    }
     // Peers may still read what this rank lends; with another phase to come, its rendezvous says when they are done.
     if (phase.more_follows || !any_lends) return absl::OkStatus();
     return Meet(call, "has agreed, but not finished copying");
   }
 
-  // One copy from each peer's memory, beginning with the next rank so that not all read the same one at once. False
-  // when the group broke meanwhile.
+  const std::byte* BlockOf(int from) {
+    return static_cast<const std::byte*>(shared_->posted(posting_).blocks(from)[rank_]);
+  }
+
+  // False when the group broke meanwhile.
+  bool Combine(const Phase& phase, bool any_lends) {
+    const bool done = InPieces(phase.block_bytes, any_lends, [&](int64_t begin, int64_t length) {
+      for (int from = 0; from < size(); ++from) {
+        const auto* own = static_cast<const std::byte*>(phase.sends[from].data);
+        sources_[from] = (from == rank_ ? own : BlockOf(from)) + begin;
+      }
+      (*phase.combine)(begin, length, sources_);
+    });
+    if (done && phase.meanwhile != nullptr) (*phase.meanwhile)();
+    return done;
+  }
+
+  // One copy from each peer's memory. Where every rank reads the same blocks, all begin with the first: what one has
+  // brought into the cache serves the others. Else they begin with the next rank, so that not all read from one at
+  // once. False when the group broke meanwhile.
   bool Read(const Phase& phase, bool any_lends) {
-    InProcessGroup::Posted& posted = shared_->posted(posting_);
-    const auto block_of = [this, &posted](int from) {
-      return static_cast<const std::byte*>(posted.blocks(from)[rank_]);
-    };
-    if (phase.combine != nullptr) {
-      return InPieces(phase.block_bytes, any_lends, [&](int64_t begin, int64_t length) {
-        for (int from = 0; from < size(); ++from) {
-          const auto* own = static_cast<const std::byte*>(phase.sends[from].data);
-          sources_[from] = (from == rank_ ? own : block_of(from)) + begin;
-        }
-        (*phase.combine)(begin, length, sources_);
-      });
-    }
-    for (int step = 1; step < size(); ++step) {
-      const int from = (rank_ + step) % size();
+    int64_t bytes = 0;
+    for (const ReceiveSpan& to : phase.receives) bytes += to.bytes;
+    const bool past_cache = OutgrowsCache(bytes, size());
+    const int begin_with = SendsOneBlock(phase) ? 0 : rank_ + 1;
+    for (int step = 0; step < size(); ++step) {
+      const int from = (begin_with + step) % size();
       const ReceiveSpan& to = phase.receives[from];
+      if (from == rank_) {
+        if (phase.meanwhile != nullptr) (*phase.meanwhile)();
+        continue;
+      }
       const bool done = InPieces(to.bytes, any_lends, [&](int64_t begin, int64_t length) {
-        std::memcpy(static_cast<std::byte*>(to.data) + begin, block_of(from) + begin, static_cast<size_t>(length));
+        CopyBlock(static_cast<std::byte*>(to.data) + begin, BlockOf(from) + begin, length, past_cache);
       });
       if (!done) return false;
+    }
+    return true;
+  }
+
+  bool SendsOneBlock(const Phase& phase) const {
+    const int other = rank_ == 0 ? 1 : 0;
+    for (int to = 0; to < size(); ++to) {
+      if (to != rank_ && phase.sends[to].data != phase.sends[other].data) return false;
     }
     return true;
   }
@@ -169,7 +203,7 @@ class InProcessTransport final : public Transport {
   uint64_t phase_ = 0;     // of the rendezvous
   uint32_t posting_ = 0;   // being written or read
   int64_t sequence_ = -1;  // of the newest call
-  int64_t start_ns_ = 0;   // when it began
+  int64_t start_ns_ = 0;   // when it began; 0: not yet looked
   bool is_posted_ = false;
   std::vector<int> late_;  // in the newest agreement
   std::vector<const void*> sources_;

@@ -1,5 +1,6 @@
 #include "evenkeel/runtime/device/host_device.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -114,6 +115,7 @@ class InlineStream final : public HostStream {
   }
   absl::Status Synchronize() override { return status(); }
   absl::Status status() const override {
+    if (!has_failed_.load(std::memory_order_acquire)) return absl::OkStatus();  // asked by every operation
     absl::MutexLock lock(&mutex_);
     return status_;
   }
@@ -126,10 +128,12 @@ class InlineStream final : public HostStream {
     if (!result.ok()) {
       absl::MutexLock lock(&mutex_);
       if (status_.ok()) status_ = result;
+      has_failed_.store(true, std::memory_order_release);
     }
     return result;
   }
 
+  std::atomic<bool> has_failed_{false};  // set after status_
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
