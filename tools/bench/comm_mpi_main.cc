@@ -1,11 +1,12 @@
 // One MPI rank of the comm benchmark: does what //tools/bench:comm tells it, and sleeps in between.
 //
-//   mpirun -n 4 comm_mpi SOCKET     (started by the benchmark, see mpi_ranks.h)
+//   mpirun -n 4 comm_mpi NAME     (started by the benchmark, see mpi_ranks.h)
 #include <mpi.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -31,7 +32,7 @@ class RankOfJob {
   // Returns the seconds of the slowest rank, on rank 0.
   double Run(const WindowOrder& order) {
     const int64_t n = order.bytes / 4;
-    Reserve(n * group_->size());
+    Reserve(BufferElements(order.op, order.bytes, group_->size()));
     Call(order, n);
     MPI_Barrier(raw_);
     const double begin = MPI_Wtime();
@@ -75,6 +76,11 @@ class RankOfJob {
         return group_->AllReduce(in(n), out(n), comm::ReduceOp::kSum, *stream_);
       case Op::kBarrier:
         return group_->Barrier(*stream_);
+      case Op::kAllGatherX16:
+        for (int i = 0; i < kX16; ++i) {
+          EK_RETURN_IF_ERROR(group_->AllGather(send_.view().Rows(i * n, n), recv_.view().Rows(i * all, all), *stream_));
+        }
+        return absl::OkStatus();
     }
     return absl::OkStatus();
   }
@@ -99,6 +105,12 @@ class RankOfJob {
       case Op::kBarrier:
         MPI_Barrier(raw_);
         break;
+      case Op::kAllGatherX16:
+        for (int i = 0; i < kX16; ++i) {
+          MPI_Allgather(send + int64_t{i} * n, n, MPI_FLOAT, recv + int64_t{i} * n * group_->size(), n, MPI_FLOAT,
+                        raw_);
+        }
+        break;
     }
   }
 
@@ -109,19 +121,24 @@ class RankOfJob {
   Tensor send_, recv_;
 };
 
-int Connect(const char* path) {
+// `name` is that of a socket without a file.
+int Connect(const char* name) {
   const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-  if (connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return connection;
+  const int length = std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "%s", name);
+  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
+  if (length < static_cast<int>(sizeof(address.sun_path)) - 1 &&
+      connect(connection, reinterpret_cast<sockaddr*>(&address), bytes) == 0) {
+    return connection;
+  }
   close(connection);
   return -1;
 }
 
 int Main(int argc, char** argv) {
   if (argc != 2) {
-    std::fprintf(stderr, "usage: mpirun -n RANKS comm_mpi SOCKET; started by //tools/bench:comm\n");
+    std::fprintf(stderr, "usage: mpirun -n RANKS comm_mpi NAME; started by //tools/bench:comm\n");
     return 2;
   }
   auto world = comm::MpiBackend::Create({});

@@ -8,7 +8,9 @@
 
 namespace evenkeel::bench {
 
-enum class Op : int32_t { kAllGather, kAllToAll, kReduceScatter, kAllReduce, kBarrier };
+// kAllGatherX16: sixteen all_gathers of different buffers, one after the other, as one call.
+enum class Op : int32_t { kAllGather, kAllToAll, kReduceScatter, kAllReduce, kBarrier, kAllGatherX16 };
+inline constexpr int kX16 = 16;
 
 // in_process: ranks as threads. copy: only the memory copies of the same call, nobody waits for anybody. gloo: Gloo's
 // call between the same threads. mpi: ranks as processes. raw_mpi: the blocking call of MPI, its own reduction
@@ -19,8 +21,13 @@ struct Row {
   Kind kind = Kind::kInProcess;
   Op op = Op::kAllGather;
   int ranks = 2;
-  int64_t bytes = 0;  // one rank's block
+  int64_t bytes = 0;  // one rank's block, of each all_gather
 };
+
+// Floats that a rank's send and receive buffers need.
+inline int64_t BufferElements(Op op, int64_t bytes, int ranks) {
+  return bytes / 4 * ranks * (op == Op::kAllGatherX16 ? kX16 : 1);
+}
 
 // "in_process/all_gather/ranks:2/bytes:1024"
 std::string RowName(const Row& row);

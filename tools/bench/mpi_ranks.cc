@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -63,26 +63,24 @@ class Impl final : public MpiRanks {
     }
     if (listener_ >= 0) close(listener_);
     AwaitLauncher();
-    if (!folder_.empty()) {
-      std::error_code ignored;
-      std::filesystem::remove_all(folder_, ignored);
-    }
   }
 
   absl::Status Start() {
-    char name[] = "/tmp/ek_bench.XXXXXX";  // short: paths of sockets are
-    if (mkdtemp(name) == nullptr) return absl::UnavailableError("no folder for the socket of the MPI ranks");
-    folder_ = name;
-    const std::string path = folder_ + "/socket";
+    // A socket without a file, under a name that the kernel chooses: nothing is left behind, however this process ends.
     listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path.c_str());
-    if (listener_ < 0 || bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+    socklen_t bytes = sizeof(sa_family_t);
+    if (listener_ < 0 || bind(listener_, reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
         listen(listener_, static_cast<int>(sockets_.size())) != 0) {
       return absl::UnavailableError("no socket for the MPI ranks");
     }
-    EK_RETURN_IF_ERROR(Launch(path));
+    bytes = sizeof(address);
+    if (getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+      return absl::UnavailableError("the socket for the MPI ranks has no name");
+    }
+    constexpr size_t kNameAt = offsetof(sockaddr_un, sun_path) + 1;
+    EK_RETURN_IF_ERROR(Launch(std::string(address.sun_path + 1, bytes - kNameAt)));
     for (size_t i = 0; i < sockets_.size(); ++i) EK_RETURN_IF_ERROR(AcceptRank());
     return absl::OkStatus();
   }
@@ -102,13 +100,13 @@ class Impl final : public MpiRanks {
     return absl::UnavailableError(absl::StrCat("the job of ", sockets_.size(), " MPI ranks has ended or is stuck"));
   }
 
-  absl::Status Launch(const std::string& path) {
+  absl::Status Launch(const std::string& name) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     setenv("OMPI_MCA_plm", "isolated", 0);  // one host: no remote shell needed
     setenv("OMPI_MCA_pml", "ob1", 0);
     std::vector<std::string> words = {
-        FindMpirun(), "--oversubscribe", "-n", absl::StrCat(sockets_.size()), RankProgram(), path};
+        FindMpirun(), "--oversubscribe", "-n", absl::StrCat(sockets_.size()), RankProgram(), name};
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -152,7 +150,6 @@ class Impl final : public MpiRanks {
   std::vector<int> sockets_;  // by rank
   int listener_ = -1;
   pid_t launcher_ = -1;
-  std::string folder_;
 };
 
 }  // namespace

@@ -28,7 +28,8 @@ namespace {
 
 class Impl final : public ThreadRanks {
  public:
-  explicit Impl(int ranks) : ranks_(ranks), device_(HostDevice::Create()), send_(ranks), recv_(ranks), groups_(ranks) {
+  explicit Impl(int ranks) : ranks_(ranks), send_(ranks), recv_(ranks), groups_(ranks) {
+    for (int rank = 0; rank < ranks; ++rank) devices_.push_back(HostDevice::Create());
     auto world = comm::InProcessWorld::Create({.world_size = ranks});
     EK_CHECK_OK(world);
     world_ = *std::move(world);
@@ -40,11 +41,12 @@ class Impl final : public ThreadRanks {
   }
 
   double Run(Kind kind, Op op, int64_t bytes, int64_t calls) override {
-    const int64_t elements = bytes / 4 * ranks_;
+    const int64_t elements = BufferElements(op, bytes, ranks_);
     for (auto* buffers : {&send_, &recv_}) {
-      for (Tensor& buffer : *buffers) {
+      for (int rank = 0; rank < ranks_; ++rank) {
+        Tensor& buffer = (*buffers)[rank];
         if (buffer.view().raw() != nullptr && buffer.view().num_elements() >= elements) continue;
-        auto larger = Tensor::Zeros(device_.get(), DType::kF32, Shape({elements}));
+        auto larger = Tensor::Zeros(devices_[rank].get(), DType::kF32, Shape({elements}));
         EK_CHECK_OK(larger);
         buffer = *std::move(larger);
       }
@@ -88,7 +90,7 @@ class Impl final : public ThreadRanks {
   std::function<void()> MakeCall(Kind kind, Op op, int rank, int64_t n) {
     if (kind == Kind::kCopy) return [this, op, rank, n] { Copy(op, rank, n); };
     if (kind == Kind::kGloo) return [this, op, rank, n] { CallGloo(op, rank, static_cast<size_t>(n)); };
-    std::shared_ptr<Stream> stream = *device_->CreateStream("bench");
+    std::shared_ptr<Stream> stream = *devices_[rank]->CreateStream("bench");
     return [this, op, rank, n, stream] { EK_CHECK_OK(CallInProcess(op, rank, n, *stream)); };
   }
 
@@ -107,6 +109,12 @@ class Impl final : public ThreadRanks {
         return group.AllReduce(in(n), out(n), comm::ReduceOp::kSum, stream);
       case Op::kBarrier:
         return group.Barrier(stream);
+      case Op::kAllGatherX16:
+        for (int i = 0; i < kX16; ++i) {
+          EK_RETURN_IF_ERROR(group.AllGather(send_[rank].view().Rows(i * n, n),
+                                             recv_[rank].view().Rows(i * n * ranks_, n * ranks_), stream));
+        }
+        return absl::OkStatus();
     }
     return absl::OkStatus();
   }
@@ -143,8 +151,8 @@ class Impl final : public ThreadRanks {
   }
 
   const int ranks_;
-  std::unique_ptr<HostDevice> device_;
-  std::vector<Tensor> send_, recv_;  // by rank
+  std::vector<std::unique_ptr<HostDevice>> devices_;  // by rank: a device counts its work in one place
+  std::vector<Tensor> send_, recv_;                   // by rank
   std::unique_ptr<comm::InProcessWorld> world_;
   std::vector<std::unique_ptr<comm::Communicator>> groups_;
   std::vector<std::shared_ptr<gloo::rendezvous::Context>> gloo_;
