@@ -19,6 +19,12 @@ constexpr double kZeroBand = 28;  // pixels for the row of exact zeros
 
 const char* Color(size_t i) { return kColors[i % std::size(kColors)]; }
 
+// Curves that lie on one another are all seen: each is narrower than the one before it, the reference the widest.
+double LineWidth(size_t i, size_t num_curves) {
+  const double step = std::min(2.0, 14.0 / static_cast<double>(num_curves));
+  return 1.5 + step * static_cast<double>(num_curves - 1 - i);
+}
+
 struct Range {
   double low = 0, high = 1;
 };
@@ -111,13 +117,11 @@ class Svg {
     }
   }
 
-  // A polyline; the reference is wide and solid, candidate i is dashed with its own phase.
-  void Curve(size_t i, const std::string& points) {
-    const std::string dash =
-        i == 0 ? ""
-               : absl::StrFormat(" stroke-dasharray=\"9 %d\" stroke-dashoffset=\"%d\"", 9, 6 * static_cast<int>(i));
-    absl::StrAppendFormat(&text_, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%g\"%s points=\"%s\"/>\n",
-                          Color(i), i == 0 ? 5.0 : 2.0, dash, points);
+  void Curve(size_t i, double width, const std::string& points) {
+    absl::StrAppendFormat(&text_,
+                          "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" stroke-linejoin=\"round\" "
+                          "points=\"%s\"/>\n",
+                          Color(i), width, points);
   }
 
   void DrawLossPanel() {
@@ -137,7 +141,7 @@ class Svg {
         const double loss = curves_[i].loss[step_index];
         if (std::isfinite(loss)) absl::StrAppendFormat(&points, "%.1f,%.1f ", X(step_index), y(loss));
       }
-      Curve(i, points);
+      Curve(i, LineWidth(i, curves_.size()), points);
     }
   }
 
@@ -166,7 +170,7 @@ class Svg {
       for (size_t s = 0; s < differences.size(); ++s) {
         if (std::isfinite(differences[s])) absl::StrAppendFormat(&points, "%.1f,%.1f ", X(s), y(differences[s]));
       }
-      Curve(i, points);
+      Curve(i, LineWidth(i, curves_.size()) / 2 + 0.5, points);
     }
   }
 
@@ -176,7 +180,7 @@ class Svg {
       const double y = kTop + 14 + 20 * static_cast<double>(i);
       absl::StrAppendFormat(
           &text_, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"%g\"/>\n", x,
-          y - 4, x + 24, y - 4, Color(i), i == 0 ? 5.0 : 2.0);
+          y - 4, x + 24, y - 4, Color(i), LineWidth(i, curves_.size()));
       Text(x + 30, y, "start", curves_[i].name);
     }
   }
@@ -227,14 +231,14 @@ std::string RenderLossGnuplot(const std::vector<LossCurve>& curves, const std::s
                             difference > 0 ? difference : 1e-16);
     }
     absl::StrAppend(&script, "EOD\n");
-    const std::string style =
-        absl::StrFormat("lc rgb '%s' lw %g dt %s", Color(i), i == 0 ? 6.0 : 2.0, i == 0 ? "1" : "(9,9)");
+    const double width = LineWidth(i, curves.size());
+    const auto style = [i](double lw) { return absl::StrFormat("lc rgb '%s' lw %g", Color(i), lw); };
     if (!any_finite(curves[i].loss)) continue;
-    absl::StrAppend(&loss_plots, loss_plots.empty() ? "" : ", ", "$run", i, " using 1:2 with lines ", style, " title ",
-                    Quote(curves[i].name));
+    absl::StrAppend(&loss_plots, loss_plots.empty() ? "" : ", ", "$run", i, " using 1:2 with lines ", style(width),
+                    " title ", Quote(curves[i].name));
     if (i > 0 && any_finite(differences)) {
       absl::StrAppend(&difference_plots, difference_plots.empty() ? "" : ", ", "$run", i, " using 1:3 with lines ",
-                      style, " title ", Quote(curves[i].name));
+                      style(width / 2 + 0.5), " title ", Quote(curves[i].name));
     }
   }
   absl::StrAppend(&script, "set multiplot\nset origin 0,0.36\nset size 1,0.64\nset ylabel 'loss (nats per byte)'\n",
