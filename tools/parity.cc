@@ -3,7 +3,7 @@
 //
 //   parity                                               every built-in order against `reference`, 16 threads
 //   parity --candidate=mine.textproto --steps=20
-//   mpirun -n 8 parity --backend=mpi --tp=2 --ep=2 --dp=4 --steps=10
+//   mpirun --oversubscribe -n 8 parity --backend=mpi --tp=2 --ep=2 --dp=4 --steps=10
 //   parity --numerics=canonical --tp=2 --ep=4 --dp=4 --baseline_layout=tp=1,ep=1,dp=1      two layouts, the same bits
 //
 // Exit codes: 0 every candidate holds, 1 a mismatch, 2 bad usage or configuration, 3 a fault.
