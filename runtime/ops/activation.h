@@ -3,9 +3,9 @@
 //   EK_RETURN_IF_ERROR(GeluForward(x, y, stream));
 //   EK_RETURN_IF_ERROR(GeluBackward(x, dy, dx, stream));     // x is the forward's input
 //
-// One dtype and shape for all arguments of a call: f32, f64 or bf16 (computed in f32, rounded once). Outputs may
-// coincide with an input of the same call, any other overlap is not allowed. An element's result depends on that
-// element alone. NaN stays NaN. InvalidArgument when shapes or dtypes differ.
+// One dtype and shape for all arguments of a call: f32, f64, bf16 or f16 (16-bit ones computed in f32, rounded once).
+// Outputs may coincide with an input of the same call, any other overlap is not allowed. An element's result depends on
+// that element alone. NaN stays NaN. InvalidArgument when shapes or dtypes differ.
 #ifndef EVENKEEL_RUNTIME_OPS_ACTIVATION_H_
 #define EVENKEEL_RUNTIME_OPS_ACTIVATION_H_
 

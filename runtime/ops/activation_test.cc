@@ -20,6 +20,7 @@ using ::evenkeel::testutil::kEpsilon;
 using ::evenkeel::testutil::OpTest;
 using ::evenkeel::testutil::RandomVector;
 using ::evenkeel::testutil::StatusIs;
+using ::evenkeel::testutil::StoreError;
 using ::evenkeel::testutil::View;
 using ::testing::HasSubstr;
 
@@ -61,10 +62,10 @@ double Slope(const std::function<double(double)>& f, double x) { return (f(x + 1
 template <typename T>
 class ActivationTest : public OpTest {
  protected:
-  // Rounding of the result, and of the few operations before it (in f32 for bf16).
+  // Rounding of the result, and of the few operations before it (in f32 for 16-bit elements).
   static double Bound(double wanted, double magnitude) {
     const double wide = sizeof(T) == 2 ? kEpsilon<float> : kEpsilon<T>;
-    return kEpsilon<T> * std::fabs(wanted) + 16 * wide * magnitude;
+    return StoreError<T>(wanted) + 16 * wide * magnitude;
   }
   std::vector<T> Inputs() const {
     std::vector<T> x = RandomVector<T>(1003, 5, 6.0);
@@ -74,7 +75,7 @@ class ActivationTest : public OpTest {
     return x;
   }
 };
-using Types = ::testing::Types<float, double, BF16>;
+using Types = ::testing::Types<float, double, BF16, F16>;
 TYPED_TEST_SUITE(ActivationTest, Types);
 
 TYPED_TEST(ActivationTest, ForwardAgreesWithDouble) {

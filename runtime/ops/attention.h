@@ -24,8 +24,8 @@ struct AttentionSizes {
 };
 
 // q, k, v, out: [batch * sequence, heads * head_dim]; probabilities: [batch * heads, sequence, sequence], zero above
-// the diagonal, saved for the backward. One dtype: f32, f64 or bf16 (computed in f32). A head's result depends on
-// that head and sequence alone. InvalidArgument when shapes or dtypes do not fit.
+// the diagonal, saved for the backward. One dtype: f32, f64, bf16 or f16 (16-bit ones computed in f32). A head's result
+// depends on that head and sequence alone. InvalidArgument when shapes or dtypes do not fit.
 absl::Status CausalAttentionForward(const AttentionSizes& sizes, ConstTensorView q, ConstTensorView k,
                                     ConstTensorView v, TensorView probabilities, TensorView out, Stream& stream);
 

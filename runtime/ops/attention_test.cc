@@ -53,7 +53,7 @@ struct Case {
 
 template <typename T>
 class AttentionTest : public OpTest {};
-using Types = ::testing::Types<float, double, BF16>;
+using Types = ::testing::Types<float, double, BF16, F16>;
 TYPED_TEST_SUITE(AttentionTest, Types);
 
 TYPED_TEST(AttentionTest, ForwardAgreesWithDouble) {
@@ -77,8 +77,8 @@ TYPED_TEST(AttentionTest, ForwardAgreesWithDouble) {
           for (int64_t i = 0; i < s.head_dim; ++i) {
             double wanted = 0;
             for (int64_t j = 0; j <= t; ++j) wanted += p[j] / sum * AsDouble(run.v[run.At(b, j, a, i)]);
-            // Scores below 4 * head_dim / sqrt(head_dim) <= 16, sums of at most 33 terms of weight 1 in all; for bf16
-            // the probabilities are rounded too.
+            // Scores below 4 * head_dim / sqrt(head_dim) <= 16, sums of at most 33 terms of weight 1 in all; for 16
+            // bits the probabilities are rounded too.
             const double wide = sizeof(TypeParam) == 2 ? kEpsilon<float> : kEpsilon<TypeParam>;
             ASSERT_NEAR(AsDouble(run.out[run.At(b, t, a, i)]), wanted,
                         64 * wide + (sizeof(TypeParam) == 2 ? 0x1p-7 : 0));

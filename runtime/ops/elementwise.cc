@@ -14,6 +14,7 @@ namespace {
 using ops_internal::CheckLike;
 using ops_internal::CheckShape;
 using ops_internal::DispatchFloat;
+using ops_internal::DispatchHalf;
 using ops_internal::Load;
 using ops_internal::Store;
 using ops_internal::Wide;
@@ -76,12 +77,6 @@ To Convert(From value) {
   }
 }
 
-// Conversion knows f16 too, which no arithmetic here does.
-template <typename F>
-absl::Status DispatchStored(absl::string_view op, const ConstTensorView& view, F&& f) {
-  return view.dtype() == DType::kF16 ? f(F16{}) : DispatchFloat(op, view, f);
-}
-
 template <typename From, typename To>
 absl::Status LaunchCast(ConstTensorView x, TensorView out, Stream& stream) {
   return stream.Launch([x = x.data<From>(), out = out.data<To>(), n = out.num_elements()] {
@@ -106,7 +101,10 @@ absl::Status Multiply(ConstTensorView a, ConstTensorView b, TensorView out, Stre
 
 absl::Status Axpy(double alpha, ConstTensorView x, TensorView y, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckShape("Axpy", "y", y, x.shape()));
-  if (x.dtype() == DType::kBF16 && y.dtype() == DType::kF32) return LaunchAxpy<BF16, float>(alpha, x, y, stream);
+  if (IsHalf(x.dtype()) && y.dtype() == DType::kF32) {
+    return DispatchHalf(
+        x, [&](auto from, auto to) { return LaunchAxpy<decltype(from), decltype(to)>(alpha, x, y, stream); });
+  }
   EK_RETURN_IF_ERROR(CheckLike("Axpy", "y", y, x));
   return DispatchFloat("Axpy", x,
                        [&](auto tag) { return LaunchAxpy<decltype(tag), decltype(tag)>(alpha, x, y, stream); });
@@ -133,9 +131,9 @@ absl::Status FillElements(double value, TensorView out, Stream& stream) {
 
 absl::Status Cast(ConstTensorView x, TensorView out, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckShape("Cast", "out", out, x.shape()));
-  return DispatchStored("Cast", x, [&](auto from) {
-    return DispatchStored("Cast", out,
-                          [&](auto to) { return LaunchCast<decltype(from), decltype(to)>(x, out, stream); });
+  return DispatchFloat("Cast", x, [&](auto from) {
+    return DispatchFloat("Cast", out,
+                         [&](auto to) { return LaunchCast<decltype(from), decltype(to)>(x, out, stream); });
   });
 }
 

@@ -3,8 +3,9 @@
 //   EK_RETURN_IF_ERROR(Add(x, residual, x, stream));            // in place
 //   EK_RETURN_IF_ERROR(Cast(master_f32, parameter_bf16, stream));
 //
-// Shapes are equal; dtypes are equal unless said otherwise: f32, f64 or bf16 (computed in f32, rounded once). Outputs
-// may coincide with an input of the same dtype, any other overlap is not allowed. InvalidArgument otherwise.
+// Shapes are equal; dtypes are equal unless said otherwise: f32, f64, bf16 or f16 (16-bit ones computed in f32, rounded
+// once). Outputs may coincide with an input of the same dtype, any other overlap is not allowed. InvalidArgument
+// otherwise.
 #ifndef EVENKEEL_RUNTIME_OPS_ELEMENTWISE_H_
 #define EVENKEEL_RUNTIME_OPS_ELEMENTWISE_H_
 
@@ -18,7 +19,7 @@ namespace evenkeel {
 absl::Status Add(ConstTensorView a, ConstTensorView b, TensorView out, Stream& stream);
 // out = a * b.
 absl::Status Multiply(ConstTensorView a, ConstTensorView b, TensorView out, Stream& stream);
-// y += alpha * x; the product is rounded before the sum. y may be f32 where x is bf16.
+// y += alpha * x; the product is rounded before the sum. y may be f32 where x is bf16 or f16.
 absl::Status Axpy(double alpha, ConstTensorView x, TensorView y, Stream& stream);
 // out = alpha * x.
 absl::Status Scale(double alpha, ConstTensorView x, TensorView out, Stream& stream);

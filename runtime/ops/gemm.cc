@@ -26,6 +26,7 @@ using ops_internal::CheckRank;
 using ops_internal::CheckShape;
 using ops_internal::Describe;
 using ops_internal::DispatchFloat;
+using ops_internal::DispatchHalf;
 using ops_internal::ForEachBlock;
 using ops_internal::Load;
 using ops_internal::Matmul;
@@ -46,7 +47,7 @@ W* Scratch(ScratchRole role, int64_t count) {
   return memory[role].data();
 }
 
-// `data` itself, or for bf16 a widened copy in the thread's scratch.
+// `data` itself, or for 16-bit elements a widened copy in the thread's scratch.
 template <typename T>
 const Wide<T>* Widen(const T* data, int64_t count, ScratchRole role) {
   if constexpr (std::is_same_v<T, Wide<T>>) {
@@ -122,7 +123,7 @@ absl::Status DispatchProduct(absl::string_view op, absl::string_view a_name, con
     return BadArgument(op, absl::StrCat(a_name, " is ", Describe(a), " and ", b_name, " is ", Describe(b),
                                         ", their dtypes must be equal"));
   }
-  if (a.dtype() == DType::kBF16 && c.dtype() == DType::kF32) return f(BF16{}, float{});
+  if (IsHalf(a.dtype()) && c.dtype() == DType::kF32) return DispatchHalf(a, f);
   EK_RETURN_IF_ERROR(CheckDType(op, c_name, c, a.dtype()));
   return DispatchFloat(op, a, [&](auto tag) { return f(tag, tag); });
 }

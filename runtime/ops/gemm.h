@@ -7,7 +7,7 @@
 //   dw[h, f] += x[s, h]' * dy[s, f], the sum over tokens in canonical order
 //   EK_RETURN_IF_ERROR(GemmWeightGradient(x, dy, {}, dw, stream));
 //
-// Dtypes: A and B alike, f32, f64 or bf16; C the same, or f32 where A and B are bf16. bf16 products are
+// Dtypes: A and B alike, f32, f64, bf16 or f16; C the same, or f32 where A and B have 16 bits. Such products are
 // accumulated in f32 and rounded once.
 //
 // Two promises beyond the values, both tested bit by bit:
@@ -60,7 +60,7 @@ absl::Status GemmGroupedWeightGradient(ConstTensorView x, ConstTensorView dy, ab
 absl::Status AddBias(ConstTensorView x, ConstTensorView bias, TensorView y, Stream& stream);
 
 // dbias += sum of the rows of dy, in the canonical order of GemmWeightGradient. dy: [rows, n], dbias: [n] of the
-// same dtype, or f32 where dy is bf16.
+// same dtype, or f32 where dy has 16 bits.
 absl::Status BiasGradient(ConstTensorView dy, absl::Span<const int64_t> positions, TensorView dbias, Stream& stream);
 
 }  // namespace evenkeel

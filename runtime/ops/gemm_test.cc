@@ -21,6 +21,7 @@ using ::evenkeel::testutil::kEpsilon;
 using ::evenkeel::testutil::OpTest;
 using ::evenkeel::testutil::RandomVector;
 using ::evenkeel::testutil::StatusIs;
+using ::evenkeel::testutil::StoreError;
 using ::evenkeel::testutil::View;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -54,14 +55,14 @@ class GemmTest : public OpTest {
         const double wanted = alpha * sum + old;
         const double bound =
             (static_cast<double>(k) + 3) * wide_epsilon * (std::fabs(alpha) * magnitude + std::fabs(old)) +
-            kEpsilon<T> * std::fabs(wanted);
+            StoreError<T>(wanted);
         ASSERT_NEAR(AsDouble(c[i * n + j]), wanted, bound)
             << "m=" << m << " n=" << n << " k=" << k << " ta=" << ta << " tb=" << tb << " at " << i << "," << j;
       }
     }
   }
 };
-using Types = ::testing::Types<float, double, BF16>;
+using Types = ::testing::Types<float, double, BF16, F16>;
 TYPED_TEST_SUITE(GemmTest, Types);
 
 TYPED_TEST(GemmTest, AgreesWithDoubleForAllTransposesAndOddExtents) {
@@ -152,9 +153,10 @@ TEST_F(PlainOpTest, FewRowsHaveTheBitsOfMany) {
   }
 }
 
-TEST_F(PlainOpTest, RowsDoNotDependOnTheBatchBF16AndF64) {
+TEST_F(PlainOpTest, RowsDoNotDependOnTheBatchSixteenBitsAndF64) {
   const std::vector<int64_t> sizes = {1, 2, 3, 4, 5, 7, 15, 16, 17, 64, 100};
   CheckRowsDoNotDependOnBatch<BF16>(sizes, {16, 64, 96}, stream_);
+  CheckRowsDoNotDependOnBatch<F16>(sizes, {16, 64, 96}, stream_);
   CheckRowsDoNotDependOnBatch<double>(sizes, {16, 64, 96}, stream_);
 }
 
@@ -313,7 +315,7 @@ TYPED_TEST(WeightGradientTest, AgreesWithDoubleAndAccumulates) {
         magnitude += std::fabs(term);
       }
       // Depth: 128 rows, three levels of tree, one accumulation.
-      ASSERT_NEAR(AsDouble(dw[i * n + j]), sum, 132 * wide_epsilon * magnitude + kEpsilon<TypeParam> * std::fabs(sum));
+      ASSERT_NEAR(AsDouble(dw[i * n + j]), sum, 132 * wide_epsilon * magnitude + StoreError<TypeParam>(sum));
     }
   }
 }

@@ -19,11 +19,11 @@ using ops_internal::CheckLike;
 using ops_internal::CheckRank;
 using ops_internal::CheckShape;
 using ops_internal::DispatchFloat;
+using ops_internal::DispatchHalf;
 using ops_internal::LaneSum;
 using ops_internal::Load;
 using ops_internal::Store;
 using ops_internal::Wide;
-using ops_internal::WideDType;
 
 template <typename T>
 void ForwardKernel(const T* x, const T* weight, Wide<T> epsilon, T* y, Wide<T>* inverse_rms, int64_t rows, int64_t n) {
@@ -105,8 +105,10 @@ absl::Status RmsNormBackward(ConstTensorView x, ConstTensorView weight, ConstTen
   EK_RETURN_IF_ERROR(CheckLike(kOp, "dy", dy, x));
   EK_RETURN_IF_ERROR(CheckLike(kOp, "dx", dx, x));
   EK_RETURN_IF_ERROR(CheckShape(kOp, "dweight", dweight, weight.shape()));
-  if (x.dtype() == DType::kBF16 && dweight.dtype() == DType::kF32) {
-    return LaunchBackward<BF16, float>(x, weight, inverse_rms, dy, dx, dweight, stream);
+  if (IsHalf(x.dtype()) && dweight.dtype() == DType::kF32) {
+    return DispatchHalf(x, [&](auto element, auto wide) {
+      return LaunchBackward<decltype(element), decltype(wide)>(x, weight, inverse_rms, dy, dx, dweight, stream);
+    });
   }
   EK_RETURN_IF_ERROR(CheckDType(kOp, "dweight", dweight, x.dtype()));
   return DispatchFloat(kOp, x, [&](auto tag) {

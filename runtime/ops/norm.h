@@ -3,8 +3,8 @@
 //   EK_RETURN_IF_ERROR(RmsNormForward(x, weight, 1e-5, y, inverse_rms, stream));
 //   EK_RETURN_IF_ERROR(RmsNormBackward(x, weight, inverse_rms, dy, dx, dweight, stream));
 //
-// Dtypes: one for all of f32, f64, bf16; but inverse_rms is f32 where x is bf16, and dweight may be. A row's result
-// depends on that row alone; sums have one fixed order. InvalidArgument when shapes or dtypes do not fit.
+// Dtypes: one for all of f32, f64, bf16, f16; but inverse_rms is f32 where x has 16 bits, and dweight may be. A row's
+// result depends on that row alone; sums have one fixed order. InvalidArgument when shapes or dtypes do not fit.
 #ifndef EVENKEEL_RUNTIME_OPS_NORM_H_
 #define EVENKEEL_RUNTIME_OPS_NORM_H_
 

@@ -20,6 +20,7 @@ using ::evenkeel::testutil::kEpsilon;
 using ::evenkeel::testutil::OpTest;
 using ::evenkeel::testutil::RandomVector;
 using ::evenkeel::testutil::StatusIs;
+using ::evenkeel::testutil::StoreError;
 using ::evenkeel::testutil::View;
 using ::testing::HasSubstr;
 
@@ -28,7 +29,7 @@ class RowOpTest : public OpTest {
  public:
   using W = std::conditional_t<std::is_same_v<T, double>, double, float>;
 };
-using Types = ::testing::Types<float, double, BF16>;
+using Types = ::testing::Types<float, double, BF16, F16>;
 TYPED_TEST_SUITE(RowOpTest, Types);
 
 TYPED_TEST(RowOpTest, RmsNormForwardAgreesWithDouble) {
@@ -47,7 +48,8 @@ TYPED_TEST(RowOpTest, RmsNormForwardAgreesWithDouble) {
       for (int64_t j = 0; j < n; ++j) {
         const double wanted = AsDouble(x[i * n + j]) * scale * AsDouble(weight[j]);
         // The squares are all positive: their sum errs relatively by at most n / 8 + 5 roundings.
-        const double bound = (kEpsilon<TypeParam> + (static_cast<double>(n) / 8 + 10) * kEpsilon<W>)*std::fabs(wanted);
+        const double bound =
+            StoreError<TypeParam>(wanted) + (static_cast<double>(n) / 8 + 10) * kEpsilon<W> * std::fabs(wanted);
         ASSERT_NEAR(AsDouble(y[i * n + j]), wanted, bound);
       }
     }
@@ -68,7 +70,7 @@ TYPED_TEST(RowOpTest, SoftmaxAgreesWithDoubleAndRowsAreIndependent) {
         const double wanted = std::exp(AsDouble(x[i * n + j]) - max) / sum;
         const double wide = sizeof(TypeParam) == 2 ? kEpsilon<float> : kEpsilon<TypeParam>;
         // exp of a rounded difference up to 20, a sum of n positive terms, a division.
-        const double bound = (kEpsilon<TypeParam> + (20 + static_cast<double>(n) / 8 + 10) * wide) * wanted;
+        const double bound = StoreError<TypeParam>(wanted) + (20 + static_cast<double>(n) / 8 + 10) * wide * wanted;
         ASSERT_NEAR(AsDouble(y[i * n + j]), wanted, bound + 1e-40);
       }
     }

@@ -35,10 +35,8 @@ absl::Status CheckLike(absl::string_view op, absl::string_view name, const Const
 }
 
 absl::Status CheckFloat(absl::string_view op, absl::string_view name, const ConstTensorView& view) {
-  if (view.dtype() == DType::kF32 || view.dtype() == DType::kF64 || view.dtype() == DType::kBF16) {
-    return absl::OkStatus();
-  }
-  return BadArgument(op, absl::StrCat(name, " is ", Describe(view), ", its dtype must be f32, f64 or bf16"));
+  if (IsFloating(view.dtype())) return absl::OkStatus();
+  return BadArgument(op, absl::StrCat(name, " is ", Describe(view), ", its dtype must be f32, f64, bf16 or f16"));
 }
 
 }  // namespace evenkeel::ops_internal

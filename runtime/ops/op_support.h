@@ -29,14 +29,12 @@ absl::Status CheckRank(absl::string_view op, absl::string_view name, const Const
 // Shape and dtype of `like`.
 absl::Status CheckLike(absl::string_view op, absl::string_view name, const ConstTensorView& view,
                        const ConstTensorView& like);
-// f32, f64 or bf16.
+// f32, f64, bf16 or f16.
 absl::Status CheckFloat(absl::string_view op, absl::string_view name, const ConstTensorView& view);
 
 // The type that values of T are computed and summed in.
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
-// The dtype of Wide for the elements of `dtype`: f64 for f64, else f32.
-constexpr DType WideDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 template <typename T>
 inline Wide<T> Load(T value) {
@@ -47,7 +45,7 @@ inline T Store(Wide<T> value) {
   return static_cast<T>(value);
 }
 
-// Calls f(T()) for the element type of `view`, f32, f64 or bf16, and returns its status.
+// Calls f(T()) for the element type of `view`, f32, f64, bf16 or f16, and returns its status.
 template <typename F>
 absl::Status DispatchFloat(absl::string_view op, const ConstTensorView& view, F&& f) {
   switch (view.dtype()) {
@@ -57,9 +55,17 @@ absl::Status DispatchFloat(absl::string_view op, const ConstTensorView& view, F&
       return f(double{});
     case DType::kBF16:
       return f(BF16{});
+    case DType::kF16:
+      return f(F16{});
     default:
-      return BadArgument(op, "elements must be f32, f64 or bf16, not " + std::string(DTypeName(view.dtype())));
+      return BadArgument(op, "elements must be f32, f64, bf16 or f16, not " + std::string(DTypeName(view.dtype())));
   }
+}
+
+// Calls f(T(), float()) for the 16-bit element type of `view`; only where IsHalf(view.dtype()).
+template <typename F>
+absl::Status DispatchHalf(const ConstTensorView& view, F&& f) {
+  return view.dtype() == DType::kF16 ? f(F16{}, float{}) : f(BF16{}, float{});
 }
 
 // Where the canonical binary tree splits a range of `length` > 1: at the largest power of two below it.

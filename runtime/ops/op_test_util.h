@@ -3,9 +3,11 @@
 #ifndef EVENKEEL_RUNTIME_OPS_OP_TEST_UTIL_H_
 #define EVENKEEL_RUNTIME_OPS_OP_TEST_UTIL_H_
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "evenkeel/runtime/base/philox.h"
@@ -73,6 +75,14 @@ template <>
 inline constexpr double kEpsilon<double> = 0x1p-52;
 template <>
 inline constexpr double kEpsilon<BF16> = 0x1p-7;
+template <>
+inline constexpr double kEpsilon<F16> = 0x1p-10;
+
+// What writing `value` as a T may add: relative to it, or where only f16 leaves its normal numbers, one of its steps.
+template <typename T>
+double StoreError(double value) {
+  return kEpsilon<T> * std::abs(value) + (std::is_same_v<T, F16> ? 0x1p-24 : 0.0);
+}
 
 class OpTest : public ::testing::Test {
  protected:

@@ -123,7 +123,7 @@ class ReduceTest : public OpTest {
     return out[0];
   }
 };
-using Types = ::testing::Types<float, double, BF16>;
+using Types = ::testing::Types<float, double, BF16, F16>;
 TYPED_TEST_SUITE(ReduceTest, Types);
 
 TYPED_TEST(ReduceTest, SumOfSquaresAgreesAndIgnoresZerosBehind) {

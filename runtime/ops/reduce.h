@@ -10,7 +10,7 @@
 
 namespace evenkeel {
 
-// out[0] = sum of x^2 with double accumulators. x: any shape of f32, f64 or bf16; out: [1] f64. Blocks of 1024
+// out[0] = sum of x^2 with double accumulators. x: any shape of f32, f64, bf16 or f16; out: [1] f64. Blocks of 1024
 // elements are summed first (8 interleaved partial sums), then the block sums by the canonical binary tree (a range
 // splits at the largest power of two below its length); zeros appended at the end change no bit.
 absl::Status SumOfSquares(ConstTensorView x, TensorView out, Stream& stream);

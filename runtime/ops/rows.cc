@@ -19,6 +19,7 @@ using ops_internal::CheckLike;
 using ops_internal::CheckRank;
 using ops_internal::CheckShape;
 using ops_internal::DispatchFloat;
+using ops_internal::DispatchHalf;
 using ops_internal::LaneSum;
 using ops_internal::Load;
 using ops_internal::Store;
@@ -64,8 +65,9 @@ void ScatterAddKernel(const S* source, const IndexList& indices, D* destination,
   }
 }
 
-// bf16 destinations are summed in f32 and rounded once, not after each row.
-void ScatterAddBF16(const BF16* source, const IndexList& indices, BF16* destination, int64_t n) {
+// 16-bit destinations are summed in f32 and rounded once, not after each row.
+template <typename T>
+void ScatterAddHalf(const T* source, const IndexList& indices, T* destination, int64_t n) {
   std::vector<float> sum(indices.num_rows * n);
   std::vector<bool> hit(indices.num_rows);
   for (int64_t i = 0; i < indices.num_rows * n; ++i) sum[i] = Load(destination[i]);
@@ -75,7 +77,7 @@ void ScatterAddBF16(const BF16* source, const IndexList& indices, BF16* destinat
   ScatterAddKernel(source, indices, sum.data(), n);
   for (int64_t row = 0; row < indices.num_rows; ++row) {
     if (!hit[row]) continue;
-    for (int64_t j = 0; j < n; ++j) destination[row * n + j] = Store<BF16>(sum[row * n + j]);
+    for (int64_t j = 0; j < n; ++j) destination[row * n + j] = Store<T>(sum[row * n + j]);
   }
 }
 
@@ -155,15 +157,15 @@ absl::Status ScatterAdd(absl::string_view op, ConstTensorView source, ConstTenso
     return stream.Launch(
         [op = std::string(op), source = source.data<S>(), list, destination = destination.data<D>(), n] {
           EK_RETURN_IF_ERROR(list.Check(op));
-          if constexpr (std::is_same_v<D, BF16>) {
-            ScatterAddBF16(source, list, destination, n);
+          if constexpr (sizeof(D) == 2) {
+            ScatterAddHalf(source, list, destination, n);
           } else {
             ScatterAddKernel(source, list, destination, n);
           }
           return absl::OkStatus();
         });
   };
-  if (source.dtype() == DType::kBF16 && destination.dtype() == DType::kF32) return launch(BF16{}, float{});
+  if (IsHalf(source.dtype()) && destination.dtype() == DType::kF32) return DispatchHalf(source, launch);
   EK_RETURN_IF_ERROR(CheckDType(op, "destination", destination, source.dtype()));
   return DispatchFloat(op, source, [&](auto tag) { return launch(tag, tag); });
 }

@@ -4,8 +4,8 @@
 //   EK_RETURN_IF_ERROR(CombineRows(slots, slot_of_route, weight, y, stream));  // y[t] = sum_j w[t, j] slots[.]
 //   EK_RETURN_IF_ERROR(GatherSumRows(dslots, slot_of_route, dx, stream));      // adjoint of the dispatch
 //
-// Matrices are [rows, n] of one dtype per call: f32, f64 or bf16 (summed in f32, rounded once per output).
-// GatherRows takes every dtype. Indices are i32; -1 means "none". An index outside -1..rows-1 is an
+// Matrices are [rows, n] of one dtype per call: f32, f64, bf16 or f16 (16-bit ones summed in f32, rounded once per
+// output). GatherRows takes every dtype. Indices are i32; -1 means "none". An index outside -1..rows-1 is an
 // InvalidArgument of the stream, naming index and place. Sums run in the order of the index list. Outputs must not
 // overlap inputs. InvalidArgument when shapes or dtypes do not fit.
 #ifndef EVENKEEL_RUNTIME_OPS_ROWS_H_
@@ -21,7 +21,7 @@ namespace evenkeel {
 absl::Status GatherRows(ConstTensorView source, ConstTensorView indices, TensorView out, Stream& stream);
 
 // destination[indices[i], :] += source[i, :] for i = 0, 1, ..; -1 is skipped. source: [m, n], indices: [m].
-// destination may be f32 where source is bf16.
+// destination may be f32 where source has 16 bits.
 absl::Status ScatterAddRows(ConstTensorView source, ConstTensorView indices, TensorView destination, Stream& stream);
 
 // out[t, :] = sum over j = 0, 1, .. of source[indices[t, j], :]; all -1 gives exactly zero. indices: [t, k].
@@ -40,7 +40,7 @@ absl::Status CombineRowsBackward(ConstTensorView source, ConstTensorView indices
 
 // out[i, :] = table[ids[i], :]. table: [vocabulary, n], ids: [m] i32 in range (-1 is an error too), out: [m, n].
 absl::Status EmbeddingForward(ConstTensorView table, ConstTensorView ids, TensorView out, Stream& stream);
-// dtable[ids[i], :] += dout[i, :] for i = 0, 1, ... dtable may be f32 where dout is bf16.
+// dtable[ids[i], :] += dout[i, :] for i = 0, 1, ... dtable may be f32 where dout has 16 bits.
 absl::Status EmbeddingBackward(ConstTensorView ids, ConstTensorView dout, TensorView dtable, Stream& stream);
 
 }  // namespace evenkeel

@@ -28,7 +28,7 @@ class RowsTest : public OpTest {
  public:
   using W = std::conditional_t<std::is_same_v<T, double>, double, float>;
 };
-using Types = ::testing::Types<float, double, BF16>;
+using Types = ::testing::Types<float, double, BF16, F16>;
 TYPED_TEST_SUITE(RowsTest, Types);
 
 TYPED_TEST(RowsTest, GatherCopiesRowsAndZeroesMissingOnes) {

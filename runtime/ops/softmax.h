@@ -3,9 +3,9 @@
 //   EK_RETURN_IF_ERROR(CrossEntropyForward(logits, targets, num_tokens, probabilities, loss, stream));
 //   EK_RETURN_IF_ERROR(CrossEntropyBackward(probabilities, targets, num_tokens, dlogits, stream));
 //
-// Matrices are [rows, n], one dtype per call: f32, f64 or bf16 (computed in f32). A row's result depends on that row
-// alone; sums have one fixed order. Outputs may coincide with an input of the same shape. InvalidArgument when
-// shapes or dtypes do not fit.
+// Matrices are [rows, n], one dtype per call: f32, f64, bf16 or f16 (16-bit ones computed in f32). A row's result
+// depends on that row alone; sums have one fixed order. Outputs may coincide with an input of the same shape.
+// InvalidArgument when shapes or dtypes do not fit.
 #ifndef EVENKEEL_RUNTIME_OPS_SOFTMAX_H_
 #define EVENKEEL_RUNTIME_OPS_SOFTMAX_H_
 

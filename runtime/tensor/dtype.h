@@ -37,6 +37,11 @@ constexpr bool IsFloating(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64 || dtype == DType::kF16;
 }
 
+// bf16 and f16: storage only. Operations compute and sum in f32 and round once per result.
+constexpr bool IsHalf(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
+// What values of `dtype` are computed and summed in: f32 for bf16 and f16, else the dtype itself.
+constexpr DType WideDType(DType dtype) { return IsHalf(dtype) ? DType::kF32 : dtype; }
+
 // "f32", "bf16", "f64", "i32", "i64", "u8", "f16".
 absl::string_view DTypeName(DType dtype);
 // Inverse of DTypeName; InvalidArgument listing the names otherwise.
@@ -65,8 +70,32 @@ struct F16 {
   uint16_t bits = 0;
 
   F16() = default;
-  explicit F16(float value);
-  explicit operator float() const;
+  explicit F16(float value) {
+    const uint32_t wide = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (wide >> 16) & 0x8000u;
+    const uint32_t magnitude = wide & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {  // NaN
+      bits = static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+    } else if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
+      bits = static_cast<uint16_t>(sign | 0x7c00u);
+    } else if (magnitude < 0x38800000u) {                           // subnormal half or zero: let a float
+                                                                    // addition round
+      const float scaled = std::bit_cast<float>(magnitude) + 0.5f;  // 0.5 has an ulp of 2^-24
+      bits = static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(scaled) - 0x3f000000u));
+    } else {
+      const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u;
+      bits = static_cast<uint16_t>(sign | (rounded >> 13));
+    }
+  }
+  explicit operator float() const {
+    const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
+    const uint32_t exponent = (bits >> 10) & 0x1fu;
+    const uint32_t mantissa = bits & 0x3ffu;
+    if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
 };
 
 template <typename T>
