@@ -14,12 +14,13 @@
 namespace evenkeel::moe {
 namespace {
 
-// bf16 is computed in float, rounded once per result.
+// 16-bit elements are computed in float, rounded once per result.
 template <typename T>
 double ToDouble(T value) {
   return static_cast<double>(value);
 }
 double ToDouble(BF16 value) { return static_cast<float>(value); }
+double ToDouble(F16 value) { return static_cast<float>(value); }
 template <typename T>
 T FromDouble(double value) {
   return static_cast<T>(value);
@@ -27,6 +28,10 @@ T FromDouble(double value) {
 template <>
 BF16 FromDouble<BF16>(double value) {
   return BF16(static_cast<float>(value));
+}
+template <>
+F16 FromDouble<F16>(double value) {
+  return F16(static_cast<float>(value));
 }
 
 template <typename T>
@@ -48,6 +53,8 @@ void Dispatch(DType dtype, Body body) {
       return body(static_cast<double*>(nullptr));
     case DType::kBF16:
       return body(static_cast<BF16*>(nullptr));
+    case DType::kF16:
+      return body(static_cast<F16*>(nullptr));
     default:
       EK_CHECK(false);
   }
@@ -158,7 +165,7 @@ absl::StatusOr<std::unique_ptr<DenseBranch>> DenseBranch::Create(const DenseBran
         absl::StrCat("a dense branch needs hidden and ffn of at least 1 and ffn divisible ", "by TP, got hidden ",
                      config.hidden, ", ffn ", config.ffn, ", TP ", lanes));
   }
-  if (config.dtype != DType::kF32 && config.dtype != DType::kF64 && config.dtype != DType::kBF16) {
+  if (!IsFloating(config.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat("a dense branch of dtype ", DTypeName(config.dtype)));
   }
   ExpertShape shape;

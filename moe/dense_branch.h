@@ -41,9 +41,9 @@ struct DenseBranchConfig {
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = false;
   BranchMix mix = BranchMix::kAdd;
-  DType dtype = DType::kF32;  // of tokens and weights: f32, f64, bf16
-  // kCanonical: the same bits for every T that divides kCanonicalBlocks, which divide ffn. bf16 is then computed in f32
-  // up to the lanes' sum, from widened copies of weights and tokens.
+  DType dtype = DType::kF32;  // of tokens and weights: f32, f64, bf16, f16
+  // kCanonical: the same bits for every T that divides kCanonicalBlocks, which divide ffn. 16 bits are then computed in
+  // f32 up to the lanes' sum, from widened copies of weights and tokens.
   ExpertNumerics numerics = ExpertNumerics::kFast;
 
   // Rows of the mix matrix: 0, 1 or 2.
@@ -57,7 +57,7 @@ struct DenseBranchTensors {
   View mix, mix_bias;
 };
 using DenseBranchWeights = DenseBranchTensors<ConstTensorView>;
-using DenseBranchGradients = DenseBranchTensors<TensorView>;  // added to; f32 where the weights are bf16
+using DenseBranchGradients = DenseBranchTensors<TensorView>;  // added to; f32 where the weights have 16 bits
 
 // What a forward leaves for its backward: the two outputs, the MLP's middle and the coefficients. Movable.
 struct DenseBranchTape {
@@ -101,7 +101,7 @@ class DenseBranch {
       : config_(config), shape_(shape), compute_(shape), tp_(tp), device_(device) {
     if (widens()) compute_.dtype = DType::kF32;
   }
-  bool widens() const { return shape_.canonical() && config_.dtype == DType::kBF16; }
+  bool widens() const { return shape_.canonical() && IsHalf(config_.dtype); }
   absl::StatusOr<MlpInput> PrepareMlp(const ExpertWeights& weights, ConstTensorView x, bool backward, Stream& stream);
   // `out` itself, or where the MLP computes wider a tensor of that dtype, kept in `keep`.
   absl::StatusOr<TensorView> WideOrSame(TensorView out, std::vector<Tensor>* keep);

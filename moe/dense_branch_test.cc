@@ -266,6 +266,12 @@ TEST(DenseBranchTest, TakesEveryDtype) {
   ExpectNear(rounded[0].y, Naive(w, config), 0.05, "y in bf16");
   ExpectNear(rounded[0].mix, Differences(w, config, &Whole::mix), 0.2, "mix in bf16");
   EXPECT_EQ(rounded[0].y, rounded[1].y);
+  // f16 keeps 11 bits.
+  half.dtype = DType::kF16;
+  const std::vector<LaneRun> finer = RunLanes<F16, float>(half, w, 2);
+  ExpectNear(finer[0].y, Naive(w, config), 0.05 / 8, "y in f16");
+  ExpectNear(finer[0].mix, Differences(w, config, &Whole::mix), 0.2 / 8, "mix in f16");
+  EXPECT_EQ(finer[0].y, finer[1].y);
 }
 
 TEST(DenseBranchTest, Trail22_NoTokens) {

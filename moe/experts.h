@@ -10,7 +10,7 @@
 //
 // Layouts, all row-major, as the caller (such as zero3) holds them. le local experts, h hidden, f = F/T columns:
 //   w_in, w_gate [le, h, f]   w_out [le, f, h]   b_in, b_gate [le, f]   b_out [le, h]
-// Gradients have the same shapes and are added to (+=); f32 where the weights are bf16, else the weights' dtype.
+// Gradients have the same shapes and are added to (+=); f32 where the weights have 16 bits, else the weights' dtype.
 //
 //   EK_RETURN_IF_ERROR(ExpertsForward(shape, weights, x, rows, work, y, stream));
 //   EK_RETURN_IF_ERROR(ExpertsBackward(shape, weights, x, rows, {}, work, dy, dx, gradients, stream));
@@ -40,14 +40,14 @@ struct ExpertShape {
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = false;
   bool adds_output_bias = true;  // with expert TP: on lane 0 only
-  DType dtype = DType::kF32;     // of rows and weights: f32, f64, or bf16 with f32 accumulation
+  DType dtype = DType::kF32;     // of rows and weights: f32, f64, or bf16 and f16 with f32 accumulation
 
   ExpertNumerics numerics = ExpertNumerics::kFast;
   int tp = 1;  // expert TP size; canonical numerics only
 
   bool canonical() const { return numerics == ExpertNumerics::kCanonical; }
   bool gated() const { return activation == ExpertActivation::kSwiGlu; }
-  DType gradient_dtype() const { return dtype == DType::kBF16 ? DType::kF32 : dtype; }
+  DType gradient_dtype() const { return WideDType(dtype); }
 };
 
 // Views of the caller's parameters. Matrices that the shape does not have stay empty.

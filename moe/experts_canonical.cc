@@ -139,9 +139,10 @@ absl::Status MiddleProduct(const ExpertShape& shape, ConstTensorView x, ConstTen
 }  // namespace
 
 absl::Status CheckCanonical(const ExpertShape& shape) {
-  if (shape.dtype == DType::kBF16) {
+  if (IsHalf(shape.dtype)) {
     return absl::InvalidArgumentError(
-        "canonical experts take f32 and f64 rows: bf16 partial sums would be rounded lane by lane (the layer widens)");
+        "canonical experts take f32 and f64 rows: 16-bit partial sums would be rounded lane by lane (the layer "
+        "widens)");
   }
   if (shape.tp >= 1 && kCanonicalBlocks % shape.tp == 0 && shape.ffn % (kCanonicalBlocks / shape.tp) == 0) {
     return absl::OkStatus();

@@ -18,7 +18,7 @@
 
 namespace evenkeel::moe {
 
-// InvalidArgument when `shape` cannot be canonical: bf16 (partial sums would be rounded between lanes), columns that
+// InvalidArgument when `shape` cannot be canonical: 16 bits (partial sums would be rounded between lanes), columns that
 // are not cut evenly, a TP size that does not divide kCanonicalBlocks.
 absl::Status CheckCanonical(const ExpertShape& shape);
 

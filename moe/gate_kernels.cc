@@ -170,6 +170,8 @@ void LoadRows(const ConstTensorView& matrix, int64_t begin, int64_t rows, int64_
       return RowsToFloat(matrix.data<float>() + begin * n, rows, n, padded, to);
     case DType::kBF16:
       return RowsToFloat(matrix.data<BF16>() + begin * n, rows, n, padded, to);
+    case DType::kF16:
+      return RowsToFloat(matrix.data<F16>() + begin * n, rows, n, padded, to);
     case DType::kF64:
       return RowsToFloat(matrix.data<double>() + begin * n, rows, n, padded, to);
     default:
@@ -193,6 +195,8 @@ void AddRows(const float* from, int64_t begin, int64_t rows, int64_t padded, con
       return AddFloatRows<float, float>(from, rows, n, padded, matrix.data<float>() + begin * n);
     case DType::kBF16:
       return AddFloatRows<BF16, float>(from, rows, n, padded, matrix.data<BF16>() + begin * n);
+    case DType::kF16:
+      return AddFloatRows<F16, float>(from, rows, n, padded, matrix.data<F16>() + begin * n);
     case DType::kF64:
       return AddFloatRows<double, double>(from, rows, n, padded, matrix.data<double>() + begin * n);
     default:

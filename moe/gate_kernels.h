@@ -23,11 +23,11 @@ struct Jitter {
   PhiloxStream stream{PhiloxKey(0)};
 };
 
-// x: [s, h], gate: [e, h], each f32, bf16 or f64 (rounded to f32 first); logits: [s, e], overwritten.
+// x: [s, h], gate: [e, h], each f32, bf16, f16 or f64 (rounded to f32 first); logits: [s, e], overwritten.
 void GateLogits(ConstTensorView x, ConstTensorView gate, const Jitter& jitter, float* logits);
 
 // dx [s, h] += dlogits * gate (times the jitter factors); dgate [e, h] += dlogits^T * x (x with jitter). dlogits: [s,
-// e]. dx and dgate: f32, bf16 or f64; each element is rounded once, after the sum.
+// e]. dx and dgate: f32, bf16, f16 or f64; each element is rounded once, after the sum.
 void GateBackward(ConstTensorView x, ConstTensorView gate, const Jitter& jitter, const float* dlogits, TensorView dx,
                   TensorView dgate);
 

@@ -115,18 +115,19 @@ TEST(GateKernelsTest, GradientsFollowTheDocumentedOrderBitForBit) {
   }
 }
 
-TEST(GateKernelsTest, TakesBF16AndF64) {
+template <typename Half>
+void TakesSixteenBitsAndF64() {
   constexpr int64_t kTokens = 5, kHidden = 19, kExperts = 3;
   std::vector<float> x = Values(kTokens * kHidden, "x");
   std::vector<float> gate = Values(kExperts * kHidden, "gate");
-  std::vector<BF16> x16(x.begin(), x.end());
+  std::vector<Half> x16(x.begin(), x.end());
   std::vector<float> rounded(x.size());
-  std::transform(x16.begin(), x16.end(), rounded.begin(), [](BF16 v) { return static_cast<float>(v); });
+  std::transform(x16.begin(), x16.end(), rounded.begin(), [](Half v) { return static_cast<float>(v); });
   std::vector<double> gate64(gate.begin(), gate.end());
   std::vector<float> logits(kTokens * kExperts);
   std::vector<float> expected(kTokens * kExperts);
   GateLogits(View(rounded, kTokens, kHidden), View(gate, kExperts, kHidden), {}, expected.data());
-  const TensorView x_view(x16.data(), DType::kBF16, {kTokens, kHidden});
+  const TensorView x_view(x16.data(), DTypeOf<Half>, {kTokens, kHidden});
   const TensorView gate_view(gate64.data(), DType::kF64, {kExperts, kHidden});
   GateLogits(x_view, gate_view, {}, logits.data());
   EXPECT_TRUE(SameBits(logits, expected));
@@ -135,12 +136,17 @@ TEST(GateKernelsTest, TakesBF16AndF64) {
   std::vector<float> dgate(gate.size(), 0.0f);
   GateBackward(View(rounded, kTokens, kHidden), View(gate, kExperts, kHidden), {}, logits.data(),
                View(dx, kTokens, kHidden), View(dgate, kExperts, kHidden));
-  std::vector<BF16> dx16(x.size(), BF16(1.0f));
+  std::vector<Half> dx16(x.size(), Half(1.0f));
   std::vector<double> dgate64(gate.size(), 0.25);
-  GateBackward(x_view, gate_view, {}, logits.data(), TensorView(dx16.data(), DType::kBF16, {kTokens, kHidden}),
+  GateBackward(x_view, gate_view, {}, logits.data(), TensorView(dx16.data(), DTypeOf<Half>, {kTokens, kHidden}),
                TensorView(dgate64.data(), DType::kF64, {kExperts, kHidden}));
-  for (size_t i = 0; i < dx.size(); ++i) EXPECT_EQ(dx16[i].bits, BF16(1.0f + dx[i]).bits);
+  for (size_t i = 0; i < dx.size(); ++i) EXPECT_EQ(dx16[i].bits, Half(1.0f + dx[i]).bits);
   for (size_t i = 0; i < dgate.size(); ++i) EXPECT_EQ(dgate64[i], 0.25 + double{dgate[i]});
+}
+
+TEST(GateKernelsTest, TakesSixteenBitsAndF64) {
+  TakesSixteenBitsAndF64<BF16>();
+  TakesSixteenBitsAndF64<F16>();
 }
 
 TEST(GateKernelsTest, JitterMultipliesXByNumbersOfItsOwnIndex) {

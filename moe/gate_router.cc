@@ -18,7 +18,7 @@ namespace evenkeel::moe {
 namespace {
 
 bool IsFloatMatrix(const ConstTensorView& view, int64_t rows, int64_t columns) {
-  const bool dtype = view.dtype() == DType::kF32 || view.dtype() == DType::kBF16 || view.dtype() == DType::kF64;
+  const bool dtype = IsFloating(view.dtype());
   return dtype && view.shape().rank() == 2 && view.shape().dim(0) == rows && view.shape().dim(1) == columns;
 }
 
@@ -70,11 +70,11 @@ CapacityInput GateRouter::LocalNumbers(const RoutingDecision& decision) const {
 absl::Status GateRouter::CheckInput(const RouterInput& input) const {
   const int64_t tokens = input.x.shape().rank() == 2 ? input.x.shape().dim(0) : 0;
   if (!IsFloatMatrix(input.x, tokens, config_.hidden)) {
-    return Bad(absl::StrCat("x must be f32, bf16 or f64 [tokens, ", config_.hidden, "], got ", Describe(input.x)));
+    return Bad(absl::StrCat("x must be f32, bf16, f16 or f64 [tokens, ", config_.hidden, "], got ", Describe(input.x)));
   }
   if (!IsFloatMatrix(input.gate, config_.experts, config_.hidden)) {
-    return Bad(absl::StrCat("the gate must be f32, bf16 or f64 [", config_.experts, ", ", config_.hidden, "], got ",
-                            Describe(input.gate)));
+    return Bad(absl::StrCat("the gate must be f32, bf16, f16 or f64 [", config_.experts, ", ", config_.hidden,
+                            "], got ", Describe(input.gate)));
   }
   return input.replay != nullptr ? CheckReplay(input) : absl::OkStatus();
 }

@@ -49,8 +49,9 @@ absl::StatusOr<ExpertLayout> LayoutOf(const Order& order, const GroupSizes& grou
 
 absl::Status CheckConfig(const MoeConfig& config, const GroupSizes& groups) {
   EK_RETURN_IF_ERROR(config.router.Validate());
-  if (config.dtype != DType::kF32 && config.dtype != DType::kF64 && config.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("moe dtype ", DTypeName(config.dtype), " is not f32, f64 or bf16"));
+  if (!IsFloating(config.dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("moe dtype ", DTypeName(config.dtype), " is not f32, f64, bf16 or f16"));
   }
   if (config.router.experts % groups.ep != 0) {
     return absl::InvalidArgumentError(

@@ -328,7 +328,7 @@ absl::StatusOr<std::unique_ptr<MoeLayer>> MoeLayer::Create(const MoeConfig& conf
   EK_ASSIGN_OR_RETURN(TypedOrder typed, CheckOrder(canonical ? CanonicalOrder(order) : order, layout));
   EK_RETURN_IF_ERROR(CheckNumerics(config, typed, sizes));
   EK_RETURN_IF_ERROR(CheckLevels(typed, groups));
-  if (canonical && config.dtype == DType::kBF16) {
+  if (canonical && IsHalf(config.dtype)) {
     return CreateWideMoeLayer(config, [&](const MoeConfig& wide) { return Create(wide, order, groups, device); });
   }
   MoeConfig own = config;

@@ -42,15 +42,15 @@ struct MoeConfig {
   int64_t ffn = 0;      // full width F of an expert
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = false;
-  DType dtype = DType::kF32;  // tokens and experts: f32, f64, bf16
+  DType dtype = DType::kF32;  // tokens and experts: f32, f64, bf16, f16
   // Keeps only the experts' input for the backward and computes their middle again there: F columns per row less memory
   // between the two, one product more, the same bits.
   bool recompute_experts = false;
   // kCanonical: output and every gradient (dW after the sum over EDP) have the same bits for every order, expert layout
   // and power-of-two TP and EP size, as long as each source has the same tokens. TP divides kCanonicalBlocks and those
   // divide ffn. Capacities are multiples of kCanonicalBlocks, and
-  // the sum over a token's experts follows a tree over expert ids. bf16 tokens and weights are computed, and travel, as
-  // f32 rows (the predictions say so). Costs copies and scratch: docs/numerics.md.
+  // the sum over a token's experts follows a tree over expert ids. 16-bit tokens and weights are computed, and travel,
+  // as f32 rows (the predictions say so). Costs copies and scratch: docs/numerics.md.
   ExpertNumerics numerics = ExpertNumerics::kFast;
   float balance_coefficient = 0;  // of the load-balance loss in this rank's loss
   float z_coefficient = 0;        // of the router's z-loss
@@ -74,7 +74,7 @@ struct MoeGroups {
 };
 
 struct MoeWeights {
-  ConstTensorView router;  // [e, h], f32, bf16 or f64
+  ConstTensorView router;  // [e, h], f32, bf16, f16 or f64
   ExpertWeights experts;
 };
 

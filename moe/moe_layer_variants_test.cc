@@ -55,11 +55,15 @@ TEST(MoeLayerVariantsTest, SwiGluInEveryOrder) {
   for (const std::string& order : TensorParallelOrders()) ExpectBitwiseEqual(reference, RunOrder(c, order), order);
 }
 
-TEST(MoeLayerVariantsTest, Bf16OrdersAreBitwiseEqual) {
-  LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 9, .dtype = DType::kBF16};
-  const LayerRun reference = RunOrder(c, "reference");
-  ExpectLikeDense(c, reference, "bf16");
-  for (const std::string& order : TensorParallelOrders()) ExpectBitwiseEqual(reference, RunOrder(c, order), order);
+TEST(MoeLayerVariantsTest, SixteenBitOrdersAreBitwiseEqual) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    LayerCase c = {.tp = 2, .ep = 2, .top_k = 2, .tokens = 9, .dtype = dtype};
+    const LayerRun reference = RunOrder(c, "reference");
+    ExpectLikeDense(c, reference, Name(c, "reference"));
+    for (const std::string& order : TensorParallelOrders()) {
+      ExpectBitwiseEqual(reference, RunOrder(c, order), Name(c, order));
+    }
+  }
 }
 
 TEST(MoeLayerVariantsTest, WorkerStreamsGiveTheSameBits) {

@@ -30,7 +30,7 @@ struct MoeTapeState {
   OrderTraffic backward_traffic;
   OrderMemory memory;
   Tensor all_tokens;                            // the router's input where the caller's is sliced
-  Tensor wide_tokens;                           // the input in f32, where a bf16 layer computes in f32
+  Tensor wide_tokens;                           // the input in f32, where a 16-bit layer computes in f32
   std::vector<std::pair<int, Tensor>> carried;  // by number in the backward schedule
   std::vector<float> route_gradient;            // [s, k]
   std::vector<float> fold_gradient;             // [entries of the fold]

@@ -205,7 +205,7 @@ TEST_P(LevelsTest, GoWithChunksWorkerStreamsAndOtherDtypes) {
   c.experts = 3 * c.ep;
   c.activation = ExpertActivation::kSwiGlu;
   for (const char* order : {"fused", "token_sliced"}) {
-    for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       c.dtype = dtype;
       const LayerRun plain = RunOrder(c, order);
       for (const std::string& name :
@@ -254,7 +254,7 @@ TEST(LevelsWithFewRowsTest, LikeTheOrder) {
   c.tokens_of = [](int replica) { return replica % 2 == 0 ? 0 : 3; };
   for (int favourite : {-1, 5}) {
     c.favourite_expert = favourite;
-    for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       c.dtype = dtype;
       ExpectBitwiseEqual(RunOrder(c, "dedup"), RunOrder(c, "per_node(dedup)"), "per node");
       c.worker_stream = true;

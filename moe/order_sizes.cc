@@ -150,7 +150,7 @@ RaggedRows NodesOrExpected(const TypedOrder& order, const OrderSizes& sizes) {
 DType ElementType(Dim form, DType dtype, bool backward) {
   const bool sums =
       form == (backward ? Dim::kDestinations : Dim::kSums) || form == (backward ? Dim::kNodes : Dim::kNodeSums);
-  return sums && dtype == DType::kBF16 ? DType::kF32 : dtype;
+  return sums ? WideDType(dtype) : dtype;
 }
 
 OrderRows::OrderRows(const TypedOrder& order, const OrderSizes& sizes)

@@ -80,7 +80,7 @@ RaggedRows RowsOrExpected(const TypedOrder& order, const OrderSizes& sizes);
 RaggedRows DestinationsOrExpected(const TypedOrder& order, const OrderSizes& sizes);
 // `sizes.nodes`, or likewise.
 RaggedRows NodesOrExpected(const TypedOrder& order, const OrderSizes& sizes);
-// The element type of a value of that form: partial sums of bf16 rows are f32.
+// The element type of a value of that form: partial sums of 16-bit rows are f32.
 DType ElementType(Dim form, DType dtype, bool backward);
 // True when each lane dispatches its own tokens only.
 bool DispatchesOwnTokens(const TypedOrder& order);

@@ -47,7 +47,7 @@ struct RouterGroups {
       1;  // T: capacities are multiples of it. Used as it is when `tp` is null, else it must equal tp->size().
 };
 
-// x: [s, hidden] and gate: [experts, hidden], f32, bf16 or f64.
+// x: [s, hidden] and gate: [experts, hidden], f32, bf16, f16 or f64.
 struct RouterInput {
   ConstTensorView x;
   ConstTensorView gate;

@@ -105,6 +105,9 @@ absl::Status TreeSumRows(ConstTensorView source, const RowLists& lists, TensorVi
   if (from == DType::kBF16 && to == DType::kBF16) run = Run<BF16, float, BF16>;
   if (from == DType::kBF16 && to == DType::kF32) run = Run<BF16, float, float>;
   if (from == DType::kF32 && to == DType::kBF16) run = Run<float, float, BF16>;
+  if (from == DType::kF16 && to == DType::kF16) run = Run<F16, float, F16>;
+  if (from == DType::kF16 && to == DType::kF32) run = Run<F16, float, float>;
+  if (from == DType::kF32 && to == DType::kF16) run = Run<float, float, F16>;
   if (run == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("TreeSumRows: no sum from ", DTypeName(from), " to ", DTypeName(to)));

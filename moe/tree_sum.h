@@ -15,9 +15,9 @@ namespace evenkeel::moe {
 // out[i, :] = sum of weights[i, j] * source[rows[i, j], :] (weights of 1 where there are none). A key range splits at
 // the largest power of two below its length, empty halves are skipped, so the sum over a subrange that is a node of
 // the tree may be taken first, elsewhere. No entry: exactly zero.
-// source: [m, n] f32, f64 or bf16; out: [lists.outputs(), n] of the same dtype, or f32 where the source is bf16, or
-// bf16 where it is f32. Sums are in f32 (f64 for f64), rounded once. `lists` outlives the work. Outputs must not
-// overlap inputs. InvalidArgument when shapes or dtypes do not fit or an entry is out of range.
+// source: [m, n] f32, f64, bf16 or f16; out: [lists.outputs(), n] of the same dtype, or f32 where the source has 16
+// bits, or 16 bits where it is f32. Sums are in f32 (f64 for f64), rounded once. `lists` outlives the work. Outputs
+// must not overlap inputs. InvalidArgument when shapes or dtypes do not fit or an entry is out of range.
 absl::Status TreeSumRows(ConstTensorView source, const RowLists& lists, TensorView out, Stream& stream);
 
 }  // namespace evenkeel::moe

@@ -177,7 +177,7 @@ TEST_P(CanonicalTrainingTest, LayoutsHaveOneSetOfBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, CanonicalTrainingTest,
-                         ::testing::Combine(::testing::Values(DType::kF32, DType::kF64, DType::kBF16),
+                         ::testing::Combine(::testing::Values(DType::kF32, DType::kF64, DType::kBF16, DType::kF16),
                                             ::testing::Bool(), ::testing::Values(Optimizer::kSgd, Optimizer::kAdamW)),
                          [](const ::testing::TestParamInfo<Case>& info) {
                            return absl::StrCat(std::string(DTypeName(std::get<0>(info.param))),
@@ -224,7 +224,7 @@ TEST(CanonicalOptionsTest, SharedExpertsAndResidualMoe) {
 }
 
 TEST(CanonicalOptionsTest, SixteenRanks) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     LayoutParityConfig config = Config(dtype, /*capacity=*/true, Optimizer::kAdamW);
     Add(&config, "fused", {.tp = 1, .ep = 2, .dp = 4, .etp = 1});
     Add(&config, "fused", {.tp = 2, .ep = 8, .dp = 8, .etp = 2});

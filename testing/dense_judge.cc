@@ -76,8 +76,6 @@ struct Shown {
   uint64_t digest() const { return Digest64(bytes.data(), bytes.size()); }
 };
 
-DType WideDType(DType dtype) { return dtype == DType::kBF16 ? DType::kF32 : dtype; }
-
 class Judging final : public DenseJudge {
  public:
   Judging(const TrainingConfig& config, const comm::Mesh& mesh, ReferenceModel model, const Corpus* corpus,
@@ -180,6 +178,7 @@ class Judging final : public DenseJudge {
     packer.Put(report.loss);
     packer.Put(report.update.gradient_norm);
     packer.Put(report.update.clip_scale);
+    packer.Put(report.update.loss_scale);
     packer.Put<uint8_t>(report.update.stepped ? 1 : 0);
     return std::move(packer.bytes());
   }
@@ -281,6 +280,7 @@ class Judging final : public DenseJudge {
     UnpackShared(kLossPlace + 2, "mean loss", rank, step, from, &collected->mean_loss);
     UnpackShared(kNormPlace, "gradient norm", rank, step, from, &collected->gradient_norm);
     UnpackShared(kNormPlace + 1, "clip scale", rank, step, from, &collected->clip_scale);
+    UnpackShared(kNormPlace + 2, "loss scale", rank, step, from, &collected->loss_scale);
     collected->stepped = from->Take<uint8_t>() != 0;
   }
 

@@ -45,6 +45,7 @@ struct Collected {
   double mean_loss = 0;
   double gradient_norm = 0;
   double clip_scale = 1;
+  double loss_scale = 1;  // of this step's backward
   bool stepped = true;
 };
 
@@ -56,6 +57,8 @@ class DenseVerdict {
 
   const ReferenceModel& model() const { return model_; }
   int64_t boundaries() const { return 1 + 2 * config_.model.layers; }
+  // Lane 0 of the replica that computes a batch.
+  int RankOf(int64_t batch) const { return static_cast<int>(batch % mesh_.dp) * mesh_.tp; }
   int64_t ForwardPlace(size_t boundary) const { return kForwardPlace + 10 * static_cast<int64_t>(boundary); }
   int64_t BackwardPlace(size_t boundary) const {
     return kBackwardPlace + 10 * (boundaries() - static_cast<int64_t>(boundary));
@@ -79,6 +82,7 @@ class DenseVerdict {
     ReferenceTensors parameters;
     ReferenceTensors gradients;
     double clip_scale = 1;
+    bool stepped = true;
   };
 
   void JudgeValue(int64_t place, int64_t step, const std::string& tensor, int rank, int64_t index, double wanted,
@@ -87,7 +91,9 @@ class DenseVerdict {
                    const std::vector<double>& got);
   std::vector<ReferenceBatch> Batches(int64_t step) const;
   double LossBound(double variance, double loss) const;
+  void JudgeBackward(int64_t step, const ReferenceStep& wanted, const Collected& collected);
   void JudgeGradients(int64_t step, const ReferenceStep& wanted, const Collected& collected);
+  void JudgeSkip(int64_t step, const ReferenceStep& wanted, const Collected& collected);
   double Margin(const reference::Matrix& scores, int64_t token, int64_t a, int64_t other_token, int64_t b) const;
   void DifferInRoute(int64_t step, int64_t layer, int rank, int64_t route, double wanted, double got, double margin);
   void JudgeRouting(int64_t step, int64_t layer, int rank, const ReferenceRouting& routing);

@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<HeadBlocks>> HeadBlocks::Create(const HeadBlockSi
 }
 
 absl::Status HeadBlocks::Allocate(Device* device) {
-  const DType wide = sizes_.dtype == DType::kBF16 ? DType::kF32 : sizes_.dtype;
+  const DType wide = WideDType(sizes_.dtype);
   const Shape sums({sizes_.rows, sizes_.hidden});
   EK_ASSIGN_OR_RETURN(rows_block_, Tensor::Create(device, sizes_.dtype, Shape({sizes_.rows, sizes_.head_dim})));
   EK_ASSIGN_OR_RETURN(weight_block_, Tensor::Create(device, sizes_.dtype, Shape({sizes_.hidden, sizes_.head_dim})));

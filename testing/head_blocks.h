@@ -8,7 +8,7 @@
 //   EK_RETURN_IF_ERROR(tp.AllReduce(partial, partial, kSum, stream));
 //
 // Symbols: s rows, h hidden, d = local heads times head_dim. Weights and rows have the model's dtype; partial sums and
-// weight gradients its wide dtype (f32 for bf16).
+// weight gradients its wide dtype (f32 for 16 bits).
 #ifndef EVENKEEL_TESTING_HEAD_BLOCKS_H_
 #define EVENKEEL_TESTING_HEAD_BLOCKS_H_
 

@@ -242,7 +242,8 @@ class RankModel final : public LanguageModel {
       dy = dmoe_.const_view();
     }
     EK_RETURN_IF_ERROR(moe_layers_[layer]->Backward({w[kRouter], ExpertViews(config_, w)}, t.moe, dy, dnormed_.view(),
-                                                    {gradients[kRouter], ExpertViews(config_, gradients)}, stream_));
+                                                    {gradients[kRouter], ExpertViews(config_, gradients)}, stream_,
+                                                    static_cast<float>(parameters_.loss_scale())));
     if (branch_ == nullptr) return absl::OkStatus();
     return Add(dnormed_.const_view(), dbranch_.const_view(), dnormed_.view(), stream_);
   }
@@ -296,7 +297,9 @@ class RankModel final : public LanguageModel {
     EK_RETURN_IF_ERROR(
         CrossEntropyForward(logits_.const_view(), targets_.const_view(), n, logits_.view(), loss_.view(), stream_));
     EK_RETURN_IF_ERROR(TakeLoss());
-    EK_RETURN_IF_ERROR(CrossEntropyBackward(logits_.const_view(), targets_.const_view(), n, logits_.view(), stream_));
+    // From here on everything is times the loss scale (1 but for f16), a power of two.
+    EK_RETURN_IF_ERROR(CrossEntropyBackward(logits_.const_view(), targets_.const_view(), n / parameters_.loss_scale(),
+                                            logits_.view(), stream_));
     EK_ASSIGN_OR_RETURN(const absl::Span<const TensorView> gradients, parameters_.Gradients(head_leaf_));
     EK_RETURN_IF_ERROR(
         GemmWeightGradient(scratch_.const_view(), logits_.const_view(), {}, gradients[kOutput], stream_));

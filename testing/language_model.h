@@ -45,8 +45,8 @@ enum class TapKind : uint8_t {
   kParameter,           // a parameter as fetched for the forward: this rank's slice, gathered
   kActivation,          // at a block boundary: "embedding", "layer.0.attention", "layer.0.moe", ...
   kLoss,                // [1] f64: this replica's loss with its auxiliary terms
-  kActivationGradient,  // at a block boundary
-  kGradient,            // of a parameter, averaged over the replicas (TrainingRun shows these)
+  kActivationGradient,  // at a block boundary, times the loss scale
+  kGradient,            // of a parameter, averaged over the replicas, without the loss scale (TrainingRun shows these)
 };
 // "parameter", "activation", "loss", "activation gradient", "gradient".
 absl::string_view TapKindName(TapKind kind);

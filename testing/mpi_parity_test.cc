@@ -45,7 +45,7 @@ TEST_P(MpiParityTest, ProcessesGiveTheBitsOfThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, MpiParityTest, ::testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(Types, MpiParityTest, ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 }  // namespace

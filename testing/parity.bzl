@@ -48,7 +48,7 @@ def parity_test(
       experts: experts of a layer.
       top_k: routes per token.
       capacity_factor: decimal text; "0" drops nothing.
-      dtype: "f32", "bf16" or "f64".
+      dtype: "f32", "f64", "bf16" or "f16".
       steps: training steps.
       seed: of weights and batches.
       expect: "holds", or "mismatch" for an order that is known to be wrong.

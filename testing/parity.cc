@@ -185,6 +185,8 @@ class Job {
     }
     run.dropped_routes /= participant.config().mesh.tp;  // every lane has counted its group's tokens
     if (participant.entry().dense) run.bytes = NoBytes();
+    run.skipped_steps = all[0].skipped_steps;
+    run.loss_scale = all[0].loss_scale;
     run.collectives = all[0].collectives;
     run.leaf_fetch_host_ops = all[0].host_operations;
     run.ms_per_step = 1000 * all[0].seconds / static_cast<double>(config_.steps);
@@ -219,12 +221,20 @@ class Job {
       run->note = run->first_difference.has_value() ? "differs"
                   : finite                          ? "nothing was compared"
                                                     : "the loss is not finite";
+    } else if (run->skipped_steps == config_.steps) {
+      run->verdict = Verdict::kMismatch;
+      run->note =
+          absl::StrFormat("every step overflowed, the loss scale is now %g: nothing was trained", run->loss_scale);
     } else if (index == 0) {
       run->verdict = Verdict::kReference;
       run->note = participant.by_dense() ? by_dense : layout;
     } else {
       run->verdict = participant.by_dense() ? Verdict::kBounded : Verdict::kBitwise;
       run->note = participant.by_dense() ? by_dense : absl::StrCat("same bits as ", config_.entries[0].name);
+    }
+    if (run->loss_scale != 1 && run->verdict != Verdict::kMismatch) {
+      absl::StrAppendFormat(&run->note, "; loss scale %g, %d steps overflowed and were skipped", run->loss_scale,
+                            run->skipped_steps);
     }
   }
 

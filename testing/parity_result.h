@@ -66,6 +66,8 @@ struct ParityRun {
   std::string loss_digest;          // 16 hex digits over the bits of the loss of every step
   int64_t values_compared = 0;      // over all ranks and steps; a run without any is no proof
   int64_t routing_differences = 0;  // bounded runs: near-ties where the double reference chose otherwise
+  int64_t skipped_steps = 0;        // f16: steps that overflowed, on all ranks alike; the loss scale fell
+  double loss_scale = 1;            // behind the last step; above 1 for f16 only
   int64_t dropped_routes = 0;       // beyond capacity, over all replicas, layers and steps
 };
 

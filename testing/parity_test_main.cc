@@ -28,7 +28,7 @@ DEFINE_int32(dp, 2, "data-parallel replicas");
 DEFINE_int32(experts, 4, "experts of a layer");
 DEFINE_int32(top_k, 2, "routes per token");
 DEFINE_string(capacity_factor, "1.25", "0: nothing is dropped");
-DEFINE_string(dtype, "f32", "f32, bf16 or f64");
+DEFINE_string(dtype, "f32", "f32, f64, bf16, or f16 with a dynamic loss scale");
 DEFINE_int64(steps, 3, "training steps");
 DEFINE_uint64(seed, 1, "of weights and batches");
 DEFINE_string(expect, "holds",

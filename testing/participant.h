@@ -36,6 +36,8 @@ struct Summary {
   int64_t collectives = 0, dropped = 0, peak = 0, peak_predicted = 0;
   char worst[96] = {};  // the tensor that uses most of its bound
   double host_operations = 0, seconds = 0;
+  int64_t skipped_steps = 0;  // for overflow, where there is a loss scale
+  double loss_scale = 1;
   uint64_t parameter_digest = 0;
 };
 

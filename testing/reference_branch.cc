@@ -79,9 +79,9 @@ Matrix Mixed(const ReferenceBranchConfig& config, const ReferenceBranchTape& tap
       y.at(t, c) = a0 * m + a1 * d;
       if (!rounding.track) continue;
       const double turn = config.mix == ReferenceMix::kSoftmax ? d - m : d;
-      y.variance[t * y.cols + c] = static_cast<float>(Square(a0) * tape.m.var(t, c) + Square(a1) * tape.d.var(t, c) +
-                                                      Square(turn * Slope(tape.a, t)) * tape.a.var(t, 1) +
-                                                      rounding.StoreVariance() * Square(y.at(t, c)));
+      y.variance[t * y.cols + c] =
+          static_cast<float>(Square(a0) * tape.m.var(t, c) + Square(a1) * tape.d.var(t, c) +
+                             Square(turn * Slope(tape.a, t)) * tape.a.var(t, 1) + rounding.Written(y.at(t, c)));
     }
   }
   return y;
@@ -100,8 +100,9 @@ Matrix Scaled(const ReferenceBranchConfig& config, const ReferenceBranchTape& ta
       const double g = dy.at(t, c);
       out.at(t, c) = a * g;
       if (!rounding.track) continue;
+      rounding.Reach(a * g);
       out.variance[t * dy.cols + c] =
-          static_cast<float>(Square(a) * dy.var(t, c) + Square(g) * turned + rounding.StoreVariance() * Square(a * g));
+          static_cast<float>(Square(a) * dy.var(t, c) + Square(g) * turned + rounding.Written(a * g));
     }
   }
   return out;
@@ -169,7 +170,9 @@ Matrix MlpBackward(const ReferenceBranchConfig& config, const Tensors& parameter
     AddBiasGradient(config, prefix + "b_in", dinner, rounding, gradients);
     return LinearBackward(parameters, prefix + "w_in", tape.x, dinner, rounding, rounding.split, gradients);
   }
-  const Matrix dinner = Product(dactive, Apply(reference::Silu, tape.gate, dense), dense);
+  Rounding forward = dense;  // computed again: not the gradients' magnitudes
+  forward.reach = nullptr;
+  const Matrix dinner = Product(dactive, Apply(reference::Silu, tape.gate, forward), dense);
   const Matrix dgate = ApplyBackward(reference::Silu, tape.gate, Product(dactive, tape.inner, dense), dense);
   AddBiasGradient(config, prefix + "b_in", dinner, rounding, gradients);
   AddBiasGradient(config, prefix + "b_gate", dgate, rounding, gradients);

@@ -106,7 +106,9 @@ Matrix ExpertBackward(const ReferencePass& pass, int64_t layer, int64_t e, const
     AddBias(pass, Name(layer, "b_in"), e, dinner);
     return ExpertLinearBackward(pass, Name(layer, "w_in"), e, tape.rows, dinner, pass.split);
   }
-  const Matrix dinner = Product(dactive, Apply(reference::Silu, tape.gate, pass.dense), pass.dense);
+  Rounding forward = pass.dense;  // computed again: not the gradients' magnitudes
+  forward.reach = nullptr;
+  const Matrix dinner = Product(dactive, Apply(reference::Silu, tape.gate, forward), pass.dense);
   const Matrix dgate = ApplyBackward(reference::Silu, tape.gate, Product(dactive, tape.inner, pass.dense), pass.dense);
   AddBias(pass, Name(layer, "b_in"), e, dinner);
   AddBias(pass, Name(layer, "b_gate"), e, dgate);

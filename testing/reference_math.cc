@@ -72,8 +72,21 @@ std::vector<T> Transposed(const std::vector<T>& a, int64_t rows, int64_t cols) {
 void Store(const Rounding& rounding, Matrix* a) {
   if (!rounding.track) return;
   a->Track();
-  const double store = rounding.StoreVariance();
-  for (size_t i = 0; i < a->value.size(); ++i) a->variance[i] += static_cast<float>(store * Square(a->value[i]));
+  for (size_t i = 0; i < a->value.size(); ++i) {
+    a->variance[i] += static_cast<float>(rounding.Written(a->value[i]));
+    rounding.Reach(a->value[i]);
+  }
+}
+
+// What a product split over lanes adds: each part's rounding near zero. A part is at most sqrt(depth) |t|_2 of its
+// terms, whose squares the variance in `c` is at least `own` times.
+void StoreParts(const Rounding& rounding, int64_t depth, double own, Matrix* c) {
+  if (rounding.partials <= 1) return;
+  const double near_zero = static_cast<double>(rounding.partials) * Square(rounding.floor) / 3;
+  for (float& variance : c->variance) {
+    rounding.Reach(std::sqrt(static_cast<double>(depth) * variance / own));
+    variance += static_cast<float>(near_zero);
+  }
 }
 
 }  // namespace
@@ -97,6 +110,7 @@ Matrix MatMul(const Matrix& a, const Matrix& b, const Rounding& rounding) {
   if (!b.variance.empty()) {
     Accumulate(Squares(a).data(), b.variance.data(), a.rows, a.cols, b.cols, c.variance.data());
   }
+  StoreParts(rounding, a.cols, own, &c);
   Store(rounding, &c);
   return c;
 }

@@ -10,7 +10,8 @@
 //                  depth x u x magnitude, the magnitude being the root of the sum of squared terms (not the result,
 //                  which cancellation may have made small).
 //   inherited      To first order an input's error e enters the output times the partial derivative.
-//   storing        One more rounding, u_store |value| / sqrt(3) (u_store: 2^-8 for bf16 storage, u otherwise).
+//   storing        One more rounding, u_store |value| / sqrt(3) (u_store: 2^-8 for bf16 storage, 2^-11 for f16, u
+//                  otherwise). f16 also rounds to multiples of 2^-24 near zero: at most `floor`, half of that, more.
 //
 // `variance` holds the sum of these squares in units of u^2, so that the same numbers serve every dtype. A comparison
 // allows kBoundDeviations standard deviations: u * kBoundDeviations * sqrt(variance). Nothing in the bound is fitted
@@ -19,6 +20,8 @@
 #ifndef EVENKEEL_TESTING_REFERENCE_MATH_H_
 #define EVENKEEL_TESTING_REFERENCE_MATH_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -38,6 +41,7 @@ struct Rounding {
   bool track = false;     // without it variances stay empty and nothing is spent on them
   double arithmetic = 1;  // of each multiplication and addition
   double store = 1;       // of writing the result
+  double floor = 0;       // the same, absolute: near zero a format has no relative precision any more
   int64_t partials = 1;   // a product's sum is written in so many parts that are then added
 
   // Variance of a sum of `depth` terms over the sum of their squares.
@@ -51,8 +55,15 @@ struct Rounding {
         partials > 1 ? StoreVariance() * static_cast<double>(depth) / static_cast<double>(partials) : 0;
     return SumVariance(depth) + parts;
   }
-  // Variance of writing a value over its square.
+  // Variance of writing a value over its square, and of writing `value`.
   double StoreVariance() const { return store * store / 3; }
+  double Written(double value) const { return (store * store * value * value + floor * floor) / 3; }
+
+  // Takes the largest magnitude that is written, partial sums of lanes included. Null: nobody asks.
+  double* reach = nullptr;
+  void Reach(double value) const {
+    if (reach != nullptr) *reach = std::max(*reach, std::abs(value));
+  }
 };
 
 // A dense row-major matrix. `variance` is empty when the values are exact (or nothing is tracked).

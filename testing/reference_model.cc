@@ -20,8 +20,14 @@ using reference::Rounding;
 // One replica's forward and backward. Lives for one call.
 class Replica {
  public:
-  Replica(const ReferencePass& pass, const ReferenceBatch& batch, const std::vector<ReferenceRoutes>* replay)
-      : pass_(pass), batch_(batch), replay_(replay), attention_(pass.config.layers), moe_(pass.config.layers) {}
+  Replica(const ReferencePass& forward, const ReferencePass& backward, const ReferenceBatch& batch,
+          const std::vector<ReferenceRoutes>* replay)
+      : pass_(forward),
+        backward_(backward),
+        batch_(batch),
+        replay_(replay),
+        attention_(forward.config.layers),
+        moe_(forward.config.layers) {}
 
   ReferenceReplica Run(int64_t capacity) {
     Matrix x = EmbeddingForward();
@@ -38,9 +44,9 @@ class Replica {
     result_.activation_gradients.resize(result_.activations.size());
     result_.activation_gradients.back() = dx;
     for (int64_t layer = pass_.config.layers - 1; layer >= 0; --layer) {
-      dx = ReferenceMoeBackward(pass_, layer, moe_[layer], dx);
+      dx = ReferenceMoeBackward(backward_, layer, moe_[layer], dx);
       result_.activation_gradients[1 + 2 * layer] = dx;
-      dx = ReferenceAttentionBackward(pass_, layer, attention_[layer], dx);
+      dx = ReferenceAttentionBackward(backward_, layer, attention_[layer], dx);
       result_.activation_gradients[2 * layer] = dx;
     }
     EmbeddingBackward(dx);
@@ -65,8 +71,8 @@ class Replica {
 
   void EmbeddingBackward(const Matrix& dx) {
     const std::vector<int64_t> ids(batch_.inputs.begin(), batch_.inputs.end());
-    AddRows(dx, ids, pass_.depth, pass_.dense, &pass_.Gradient("embedding.token"));
-    AddRows(dx, Positions(), pass_.depth, pass_.dense, &pass_.Gradient("embedding.position"));
+    AddRows(dx, ids, backward_.depth, backward_.dense, &backward_.Gradient("embedding.token"));
+    AddRows(dx, Positions(), backward_.depth, backward_.dense, &backward_.Gradient("embedding.position"));
   }
 
   // Final norm, logits, loss; returns the gradient of x.
@@ -77,8 +83,8 @@ class Replica {
     AddLoss(logits, dlogits);
     for (int64_t t = 0; t < tokens(); ++t) dlogits.at(t, batch_.targets[t]) -= 1;
     reference::ScaleInPlace(1.0 / static_cast<double>(tokens()), &dlogits);
-    return pass_.NormBackward("final.norm", x,
-                              pass_.LinearBackward("output", normed, pass_.Stored(dlogits), pass_.dense));
+    return backward_.NormBackward(
+        "final.norm", x, backward_.LinearBackward("output", normed, backward_.Stored(dlogits), backward_.dense));
   }
 
   void AddLoss(const Matrix& logits, const Matrix& probabilities) {
@@ -107,7 +113,8 @@ class Replica {
     }
   }
 
-  const ReferencePass& pass_;
+  const ReferencePass& pass_;      // of the forward
+  const ReferencePass& backward_;  // the same with the roundings of gradients
   const ReferenceBatch& batch_;
   const std::vector<ReferenceRoutes>* const replay_;  // by layer; null: the router's own
   std::vector<ReferenceAttentionTape> attention_;
@@ -126,6 +133,13 @@ absl::Status CheckBatch(const ReferenceConfig& config, const ReferenceBatch& bat
                                                    config.sequence, " ids below ", config.vocabulary));
   }
   return absl::OkStatus();
+}
+
+// Of values that are written times `scale`; their largest goes to `reach`.
+Rounding ScaledBy(double scale, Rounding rounding, double* reach) {
+  rounding.floor /= scale;
+  rounding.reach = reach;
+  return rounding;
 }
 
 Rounding SplitOver(int64_t partials, Rounding rounding) {
@@ -156,14 +170,18 @@ absl::StatusOr<ReferenceStep> ReferenceModel::Run(const ReferenceTensors& parame
     tokens.push_back(static_cast<int64_t>(batch.inputs.size()));
   }
   const PreparedWeights weights(config_, parameters);
-  const ReferencePass pass = {.config = config_,
-                              .parameters = parameters,
-                              .weights = weights,
-                              .dense = options.dense,
-                              .split = SplitOver(options.partials, options.dense),
-                              .router = options.router,
-                              .depth = std::accumulate(tokens.begin(), tokens.end(), int64_t{0}),
-                              .gradients = step.gradients};
+  const auto pass_with = [&](const Rounding& dense) -> ReferencePass {
+    return {.config = config_,
+            .parameters = parameters,
+            .weights = weights,
+            .dense = dense,
+            .split = SplitOver(options.partials, dense),
+            .router = options.router,
+            .depth = std::accumulate(tokens.begin(), tokens.end(), int64_t{0}),
+            .gradients = step.gradients};
+  };
+  const ReferencePass forward = pass_with(options.dense);
+  const ReferencePass backward = pass_with(ScaledBy(options.loss_scale, options.dense, &step.backward_reach));
   const double n = static_cast<double>(batches.size());
   for (size_t r = 0; r < batches.size(); ++r) {
     const size_t first = r / config_.capacity_replicas * config_.capacity_replicas;
@@ -171,7 +189,7 @@ absl::StatusOr<ReferenceStep> ReferenceModel::Run(const ReferenceTensors& parame
     const int64_t capacity =
         ReferenceCapacity(config_.router, std::vector<int64_t>(tokens.begin() + first, tokens.begin() + last));
     const std::vector<ReferenceRoutes>* const replay = options.replay.empty() ? nullptr : &options.replay[r];
-    ReferenceReplica replica = Replica(pass, batches[r], replay).Run(capacity);
+    ReferenceReplica replica = Replica(forward, backward, batches[r], replay).Run(capacity);
     step.loss += replica.loss / n;
     step.loss_variance += replica.loss_variance / (n * n);
     step.replicas.push_back(std::move(replica));

@@ -48,11 +48,13 @@ struct ReferenceStep {
   double loss_variance = 0;
   std::vector<ReferenceReplica> replicas;
   ReferenceTensors gradients;  // sum over replicas / number of replicas
+  double backward_reach = 0;   // the largest magnitude that the judged run's backward may write, unscaled
 };
 
 struct ReferenceRunOptions {
   reference::Rounding dense = {};   // roundings of the run that is judged
   reference::Rounding router = {};  // those of its router
+  double loss_scale = 1;            // gradients of the judged run are written times this
   int64_t partials = 1;             // lanes over which the judged run splits heads and expert columns
   // Routes to use instead of the model's own, by replica and layer; empty: its own.
   std::vector<std::vector<ReferenceRoutes>> replay = {};

@@ -33,7 +33,8 @@ Matrix ReferencePass::NormBackward(const std::string& name, const Matrix& x, con
 
 Matrix ReferencePass::Stored(Matrix a) const {
   for (size_t i = 0; i < a.variance.size(); ++i) {
-    a.variance[i] += static_cast<float>(dense.StoreVariance() * a.value[i] * a.value[i]);
+    a.variance[i] += static_cast<float>(dense.Written(a.value[i]));
+    dense.Reach(a.value[i]);
   }
   return a;
 }

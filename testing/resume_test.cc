@@ -92,8 +92,10 @@ absl::StatusOr<uint64_t> RunJob(const Job& job, FileSystem& fs) {
 }
 
 TEST(ResumeTest, C56_ResumedRunHasTheBitsOfAnUninterruptedOne) {
-  for (const auto& [optimizer, dtype] : std::vector<std::pair<Kind, DType>>{
-           {Kind::kAdamW, DType::kF32}, {Kind::kSgd, DType::kF32}, {Kind::kAdamW, DType::kBF16}}) {
+  for (const auto& [optimizer, dtype] : std::vector<std::pair<Kind, DType>>{{Kind::kAdamW, DType::kF32},
+                                                                            {Kind::kSgd, DType::kF32},
+                                                                            {Kind::kAdamW, DType::kBF16},
+                                                                            {Kind::kAdamW, DType::kF16}}) {
     DiskModel disk;
     ASSERT_OK_AND_ASSIGN(const uint64_t whole,
                          RunJob({.optimizer = optimizer, .dtype = dtype, .end = 5, .save_to = "whole"}, disk));

@@ -21,6 +21,8 @@ int64_t OrderedOf(DType dtype, double x) {
       return Ordered(std::bit_cast<uint32_t>(static_cast<float>(x)), 32);
     case DType::kBF16:
       return Ordered(BF16(static_cast<float>(x)).bits, 16);
+    case DType::kF16:
+      return Ordered(F16(static_cast<float>(x)).bits, 16);
     default:
       return Ordered(std::bit_cast<uint64_t>(x), 64);
   }
@@ -39,6 +41,8 @@ double ElementOf(ConstTensorView view, int64_t i) {
       return static_cast<double>(view.data<float>()[i]);
     case DType::kBF16:
       return static_cast<double>(static_cast<float>(view.data<BF16>()[i]));
+    case DType::kF16:
+      return static_cast<double>(static_cast<float>(view.data<F16>()[i]));
     default:
       return view.data<double>()[i];
   }

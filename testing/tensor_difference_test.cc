@@ -48,6 +48,8 @@ TEST(TensorDifferenceTest, OtherExtentsAreADifference) {
 TEST(TensorDifferenceTest, UlpsCountStepsOnEachTypesGrid) {
   EXPECT_EQ(UlpsBetween(DType::kF32, 1.0, 1.0 + std::ldexp(1.0, -23)), 1);
   EXPECT_EQ(UlpsBetween(DType::kBF16, 1.0, 1.0 + std::ldexp(1.0, -7)), 1);
+  EXPECT_EQ(UlpsBetween(DType::kF16, 1.0, 1.0 + std::ldexp(1.0, -10)), 1);
+  EXPECT_EQ(UlpsBetween(DType::kF16, 0.0, std::ldexp(1.0, -24)), 1);
   EXPECT_EQ(UlpsBetween(DType::kF64, 1.0, std::nextafter(1.0, 2.0)), 1);
   EXPECT_EQ(UlpsBetween(DType::kF32, -std::ldexp(1.0, -149), std::ldexp(1.0, -149)), 3);  // by way of -0 and +0
   const std::vector<BF16> a = {BF16(1.5f)}, b = {BF16(-3.0f)};

@@ -106,8 +106,8 @@ absl::Status CheckModel(const LanguageModelConfig& model) {
   EK_RETURN_IF_ERROR(CheckGroups(model));
   EK_RETURN_IF_ERROR(CheckSize(model));
   if (model.vocabulary < 256) return Bad(absl::StrCat("vocabulary ", model.vocabulary, " is below the 256 bytes"));
-  if (model.dtype != DType::kF32 && model.dtype != DType::kBF16 && model.dtype != DType::kF64) {
-    return Bad(absl::StrCat("dtype ", DTypeName(model.dtype), " is none of f32, bf16, f64"));
+  if (!IsFloating(model.dtype)) {
+    return Bad(absl::StrCat("dtype ", DTypeName(model.dtype), " is none of f32, bf16, f16, f64"));
   }
   return absl::OkStatus();
 }

@@ -58,7 +58,7 @@ struct LanguageModelConfig {
   float balance_coefficient = 0.01f;
   float z_coefficient = 0;
   double norm_epsilon = 1e-5;
-  DType dtype = DType::kF32;  // f32, bf16 (f32 masters, router and accumulation) or f64
+  DType dtype = DType::kF32;  // f32, f64, or bf16 and f16 (f32 masters, router and accumulation)
   bool recompute = false;     // drop activations inside blocks and compute them again in the backward
   // kCanonical: losses, gradients and parameters have the same bits in every layout; see ValidateTrainingConfig for
   // which.
@@ -66,7 +66,7 @@ struct LanguageModelConfig {
 
   bool canonical() const { return numerics == moe::ExpertNumerics::kCanonical; }
   // Of partial sums, weight gradients and the router.
-  DType wide_dtype() const { return dtype == DType::kBF16 ? DType::kF32 : dtype; }
+  DType wide_dtype() const { return WideDType(dtype); }
   int64_t tokens() const { return sequence * sequences; }
   bool has_branch() const { return shared_experts > 0 || residual_moe; }
   // What moe::DenseBranch is made with; only with has_branch().

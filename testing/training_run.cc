@@ -8,6 +8,7 @@
 #include "evenkeel/moe/exchange_levels.h"
 #include "evenkeel/runtime/base/clock.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/ops/elementwise.h"
 #include "evenkeel/runtime/tensor/tensor.h"
 #include "evenkeel/zero3/leaf_selection.h"
 
@@ -123,7 +124,7 @@ absl::Status TrainingRun::AddBounds(const ModelPass& pass, StepReport::Bounds* b
     if (ep.IndexOf(rank) >= 0) places.home_ranks.push_back(ep.IndexOf(rank));
   }
   const moe::LanePlaces lanes = {.tp = mesh_.size(Axis::kTp), .whole_experts = mesh_.shape().etp != mesh_.shape().tp};
-  const bool widened = config_.model.canonical() && config_.model.dtype == DType::kBF16;  // rows travel as f32
+  const bool widened = config_.model.canonical() && IsHalf(config_.model.dtype);  // rows travel as f32
   const int64_t row_bytes = config_.model.hidden * SizeOf(widened ? DType::kF32 : config_.model.dtype);
   for (const moe::RoutingDecision& decision : pass.routing) {
     EK_ASSIGN_OR_RETURN(const moe::ExchangeBound exchange, moe::BoundExchange(decision, places));
@@ -204,9 +205,14 @@ absl::StatusOr<StepReport> TrainingRun::Step(int64_t step, const TapFunction& ta
 absl::Status TrainingRun::ReadAll(zero3::TensorKind kind, TapKind shown_as, const TapFunction& tap) {
   for (int p = 0; p < static_cast<int>(parameters_->parameters().size()); ++p) {
     const zero3::ParameterSpec& spec = parameters_->parameters()[p];
-    const bool wide = kind == zero3::TensorKind::kGradient && spec.dtype == DType::kBF16;
-    EK_ASSIGN_OR_RETURN(const Tensor value, Tensor::Create(device_.get(), wide ? DType::kF32 : spec.dtype, spec.shape));
+    const bool gradient = kind == zero3::TensorKind::kGradient;
+    const DType dtype = gradient ? WideDType(spec.dtype) : spec.dtype;
+    EK_ASSIGN_OR_RETURN(const Tensor value, Tensor::Create(device_.get(), dtype, spec.shape));
     EK_RETURN_IF_ERROR(parameters_->ReadTensor(p, kind, "", value.view()));
+    if (gradient && parameters_->loss_scale() != 1) {
+      EK_RETURN_IF_ERROR(Scale(1 / parameters_->loss_scale(), value.const_view(), value.view(), *stream_));
+      EK_RETURN_IF_ERROR(stream_->Synchronize());
+    }
     tap({shown_as, spec.name, value.const_view()});
   }
   return absl::OkStatus();

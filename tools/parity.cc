@@ -63,7 +63,7 @@ DEFINE_int32(dp, 8, "data-parallel replicas; the world is tp * dp ranks");
 DEFINE_int32(etp, 0, "expert tensor-parallel size, 1 or tp; default: what each order asks for");
 DEFINE_string(backend, "threads", "threads, mpi (under mpirun), nccl, or the name of one that you link");
 DEFINE_string(zero3, "flat", "off, per_parameter, coalesced, flat; a comma list compares fetch policies too");
-DEFINE_string(dtype, "f32", "f32, bf16 or f64");
+DEFINE_string(dtype, "f32", "f32, f64, bf16, or f16 with a dynamic loss scale");
 DEFINE_string(optimizer, "sgd", "sgd or adamw");
 DEFINE_double(learning_rate, 0, "0: what suits the optimizer");
 DEFINE_int64(steps, 50, "training steps");

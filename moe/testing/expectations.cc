@@ -25,6 +25,8 @@ Tolerance ToleranceOf(DType dtype) {
       return {1e-12, 2e-5};
     case DType::kF32:
       return {2e-5, 5e-5};
+    case DType::kF16:  // three bits more than bf16
+      return {0.12 / 8, 0.12 / 8};
     default:
       return {0.12, 0.12};
   }

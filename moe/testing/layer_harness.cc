@@ -37,6 +37,9 @@ void Store(TensorView view, int64_t i, double value) {
     case DType::kF32:
       view.data<float>()[i] = static_cast<float>(value);
       return;
+    case DType::kF16:
+      view.data<F16>()[i] = F16(static_cast<float>(value));
+      return;
     default:
       view.data<BF16>()[i] = BF16(static_cast<float>(value));
       return;
@@ -52,6 +55,9 @@ std::vector<double> Load(const ConstTensorView& view) {
         break;
       case DType::kF32:
         values[i] = view.data<float>()[i];
+        break;
+      case DType::kF16:
+        values[i] = static_cast<float>(view.data<F16>()[i]);
         break;
       default:
         values[i] = static_cast<float>(view.data<BF16>()[i]);

@@ -120,6 +120,8 @@ Json RunJson(const ParityRun& run) {
           {"note", run.note},
           {"max_abs_diff", run.max_abs_diff},
           {"bound_used", run.bound_used},
+          {"skipped_steps", run.skipped_steps},
+          {"loss_scale", run.loss_scale},
           {"first_difference", DifferenceJson(run)},
           {"loss", run.loss},
           {"bytes", BytesJson(run.bytes)},
