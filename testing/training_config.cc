@@ -12,6 +12,7 @@
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/base/user_file.h"
 #include "evenkeel/testing/reference_branch.h"
+#include "evenkeel/zero3/loss_scale.h"
 
 namespace evenkeel::testutil {
 namespace {
@@ -185,6 +186,7 @@ absl::Status ValidateTrainingConfig(const TrainingConfig& config) {
   EK_RETURN_IF_ERROR(CheckBatches(config));
   EK_RETURN_IF_ERROR(CheckCanonical(config, layout));
   EK_RETURN_IF_ERROR(CheckOptimizer(config.zero3.optimizer));
+  EK_RETURN_IF_ERROR(zero3::ValidateLossScaleOptions(config.zero3.loss_scale));
   const auto invariant = [](const moe::AxisType& type) { return type.placement == moe::Placement::kInvariant; };
   if (!invariant(config.order.input) || !invariant(config.order.output)) {
     return Bad(absl::StrCat("order ", config.order.name, " takes sliced tokens, this model's lanes hold all of them"));

@@ -64,6 +64,7 @@ DEFINE_int32(etp, 0, "expert tensor-parallel size, 1 or tp; default: what each o
 DEFINE_string(backend, "threads", "threads, mpi (under mpirun), nccl, or the name of one that you link");
 DEFINE_string(zero3, "flat", "off, per_parameter, coalesced, flat; a comma list compares fetch policies too");
 DEFINE_string(dtype, "f32", "f32, f64, bf16, or f16 with a dynamic loss scale");
+DEFINE_double(loss_scale, 65536, "of f16: what it begins with, a power of two; it falls where steps overflow");
 DEFINE_string(optimizer, "sgd", "sgd or adamw");
 DEFINE_double(learning_rate, 0, "0: what suits the optimizer");
 DEFINE_int64(steps, 50, "training steps");
@@ -302,6 +303,10 @@ absl::Status SetModel(testutil::TrainingConfig* base) {
   const absl::StatusOr<moe::Rational> factor = moe::Rational::Parse(FLAGS_capacity_factor);
   if (!factor.ok()) return BadFlag("capacity_factor", FLAGS_capacity_factor, factor.status().message());
   base->model.capacity_factor = *factor;
+  if (!IsDefault("loss_scale") && base->model.dtype != DType::kF16) {
+    return BadFlag("loss_scale", absl::StrCat(FLAGS_loss_scale), "only --dtype=f16 has one");
+  }
+  base->zero3.loss_scale.initial = FLAGS_loss_scale;
   zero3::OptimizerOptions& optimizer = base->zero3.optimizer;
   if (FLAGS_optimizer == "sgd") {
     optimizer.kind = zero3::OptimizerOptions::Kind::kSgd;
@@ -342,14 +347,37 @@ absl::StatusOr<ParityConfig> ConfigFromFlags() {
   EK_ASSIGN_OR_RETURN(config.entries, Entries());
   config.steps = FLAGS_steps;
   config.ranks_per_node = FLAGS_ranks_per_node;
-  for (const char* flag : {"reference",   "candidate",       "tp",          "ep",
-                           "dp",          "backend",         "zero3",       "dtype",
-                           "optimizer",   "steps",           "seed",        "experts",
-                           "top_k",       "capacity_factor", "drop",        "score",
-                           "route_scale", "groups",          "groups_kept", "z_coefficient",
-                           "activation",  "expert_bias",     "recompute",   "shared_experts",
-                           "shared_gate", "residual_moe",    "numerics",    "baseline_layout",
-                           "corpus",      "ranks_per_node"}) {
+  for (const char* flag : {"reference",
+                           "candidate",
+                           "tp",
+                           "ep",
+                           "dp",
+                           "backend",
+                           "zero3",
+                           "dtype",
+                           "loss_scale",
+                           "optimizer",
+                           "steps",
+                           "seed",
+                           "experts",
+                           "top_k",
+                           "capacity_factor",
+                           "drop",
+                           "score",
+                           "route_scale",
+                           "groups",
+                           "groups_kept",
+                           "z_coefficient",
+                           "activation",
+                           "expert_bias",
+                           "recompute",
+                           "shared_experts",
+                           "shared_gate",
+                           "residual_moe",
+                           "numerics",
+                           "baseline_layout",
+                           "corpus",
+                           "ranks_per_node"}) {
     config.description.push_back({flag, gflags::GetCommandLineFlagInfoOrDie(flag).current_value});
   }
   config.description.push_back({"batches", absl::StrCat(config.base.num_batches())});

@@ -116,6 +116,10 @@ assert [run["verdict"] for run in runs] == ["reference"] + ["bitwise"] * (len(ru
 END
 expect 0 'bounded' "${small[@]}" --reference=dense --candidate=fused
 expect 0 'bitwise' "${small[@]}" --dtype=bf16 --optimizer=adamw --candidate=fused
+expect 0 'loss scale 65536, 0 steps overflowed' "${small[@]}" --dtype=f16 --candidate=fused,token_sliced
+expect 0 'steps overflowed and were skipped' "${small[@]}" --dtype=f16 --loss_scale=16777216 --steps=12 --candidate=fused
+expect 2 '3 is not a power of two' "${small[@]}" --dtype=f16 --loss_scale=3
+expect 2 'only --dtype=f16' "${small[@]}" --loss_scale=1024
 expect 0 'bitwise' "${small[@]}" --capacity_factor=0 --candidate=token_sliced --reference=reference
 expect 0 'bitwise' "${small[@]}" --shared_experts=2 --shared_gate --activation=swiglu --candidate=fused
 expect 0 'bitwise' "${small[@]}" --residual_moe --expert_bias --drop=position --z_coefficient=0.01 --candidate=token_sliced
