@@ -16,6 +16,7 @@
 #include "evenkeel/runtime/device/host_device.h"
 #include "evenkeel/testing/bitwise_judge.h"
 #include "evenkeel/testing/dense_verdict.h"
+#include "evenkeel/testing/gather_bytes.h"
 #include "evenkeel/testing/tensor_difference.h"
 
 namespace evenkeel::testutil {
@@ -112,26 +113,22 @@ class Judging final : public DenseJudge {
   }
 
   absl::Status Judge(int64_t step, const StepReport& report) override {
-    EK_ASSIGN_OR_RETURN(std::vector<uint8_t> mine, Pack(report, /*whole_step=*/true));
-    std::vector<uint8_t> all;
-    std::vector<int64_t> sizes;
-    EK_RETURN_IF_ERROR(GatherOnRankZero(mine, &all, &sizes));
+    EK_ASSIGN_OR_RETURN(const std::vector<uint8_t> mine, Pack(report, /*whole_step=*/true));
+    EK_ASSIGN_OR_RETURN(const GatheredBytes all, GatherBytes(mine, world_, *stream_));
     shown_.clear();
     if (world_.rank() != 0) return absl::OkStatus();
-    Collected collected = Unpack(all, sizes, /*whole_step=*/true, step);
+    Collected collected = Unpack(all, /*whole_step=*/true, step);
     if (step > 0) verdict_.JudgeParameters(step - 1, collected.parameters);
     return verdict_.JudgeStep(step, std::move(collected));
   }
 
   absl::Status Finish() override {
-    EK_ASSIGN_OR_RETURN(std::vector<uint8_t> mine, Pack({}, /*whole_step=*/false));
-    std::vector<uint8_t> all;
-    std::vector<int64_t> sizes;
-    EK_RETURN_IF_ERROR(GatherOnRankZero(mine, &all, &sizes));
+    EK_ASSIGN_OR_RETURN(const std::vector<uint8_t> mine, Pack({}, /*whole_step=*/false));
+    EK_ASSIGN_OR_RETURN(const GatheredBytes all, GatherBytes(mine, world_, *stream_));
     shown_.clear();
     if (world_.rank() != 0 || losses().empty()) return absl::OkStatus();
     const int64_t last = static_cast<int64_t>(losses().size()) - 1;
-    const Collected collected = Unpack(all, sizes, /*whole_step=*/false, last);
+    const Collected collected = Unpack(all, /*whole_step=*/false, last);
     verdict_.JudgeParameters(last, collected.parameters);
     return absl::OkStatus();
   }
@@ -194,25 +191,6 @@ class Judging final : public DenseJudge {
       packer->Put(decision.slot.data(), decision.slot.size() * sizeof(int32_t));
     }
     return absl::OkStatus();
-  }
-
-  absl::Status GatherOnRankZero(const std::vector<uint8_t>& mine, std::vector<uint8_t>* all,
-                                std::vector<int64_t>* sizes) {
-    const int n = world_.size();
-    const bool root = world_.rank() == 0;
-    const int64_t size = static_cast<int64_t>(mine.size());
-    sizes->assign(n, 0);
-    EK_RETURN_IF_ERROR(world_.AllGather(ConstTensorView(&size, DType::kI64, {1}),
-                                        TensorView(sizes->data(), DType::kI64, {n}), *stream_));
-    EK_RETURN_IF_ERROR(stream_->Synchronize());
-    std::vector<int64_t> send(n, 0), receive(n, 0);
-    send[0] = size;
-    int64_t total = 0;
-    for (int r = 0; root && r < n; ++r) total += receive[r] = (*sizes)[r];
-    all->resize(total);
-    EK_RETURN_IF_ERROR(world_.AllToAllV(ConstTensorView(mine.data(), DType::kU8, {size}), send,
-                                        TensorView(all->data(), DType::kU8, {total}), receive, *stream_));
-    return stream_->Synchronize();
   }
 
   // Rank 0 from here on.
@@ -309,7 +287,7 @@ class Judging final : public DenseJudge {
     }
   }
 
-  Collected Unpack(const std::vector<uint8_t>& all, const std::vector<int64_t>& sizes, bool whole_step, int64_t step) {
+  Collected Unpack(const GatheredBytes& all, bool whole_step, int64_t step) {
     Collected collected;
     collected.parameters = verdict_.model().ZeroTensors();
     if (whole_step) collected.gradients = verdict_.model().ZeroTensors();
@@ -321,10 +299,10 @@ class Judging final : public DenseJudge {
     std::vector<std::vector<uint64_t>> parameter_digests(owners_.size(), std::vector<uint64_t>(world_.size()));
     std::vector<std::vector<uint64_t>> gradient_digests = parameter_digests;
     std::vector<std::vector<uint64_t>> lane0(config_.passes(), std::vector<uint64_t>(2 * verdict_.boundaries()));
-    const uint8_t* start = all.data();
+    const uint8_t* start = all.bytes.data();
     for (int rank = 0; rank < world_.size(); ++rank) {
       Unpacker from(start);
-      start += sizes[rank];
+      start += all.sizes[rank];
       for (size_t p = 0; p < owners_.size(); ++p) {
         UnpackSlice(whole_step ? kReplicaPlace : kParameterPlace, TapKind::kParameter, p, rank, step,
                     &parameter_digests[p], &from, &collected.parameters);

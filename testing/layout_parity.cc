@@ -6,8 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "evenkeel/comm/mesh.h"
 #include "evenkeel/runtime/base/status_macros.h"
+#include "evenkeel/runtime/device/host_device.h"
+#include "evenkeel/runtime/tensor/tensor_view.h"
+#include "evenkeel/testing/first_ranks.h"
 #include "evenkeel/testing/global_record.h"
+#include "evenkeel/testing/tap_exchange.h"
 
 namespace evenkeel::testutil {
 namespace {
@@ -54,6 +59,63 @@ void SetVerdict(const LayoutParityConfig& config, size_t index, const Finding& f
   }
 }
 
+// The record of one run, compared with the baseline's.
+absl::StatusOr<std::unique_ptr<GlobalRecord>> RecordOf(const LayoutParityConfig& config, size_t index,
+                                                       const GlobalRecord* baseline) {
+  const comm::MeshShape shape = MeshForOrder(config.runs[index].mesh, config.runs[index].entry.order);
+  EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(shape));
+  return std::make_unique<GlobalRecord>(config.base.model, mesh, baseline);
+}
+
+void Complete(const LayoutParityConfig& config, size_t index, const GlobalRecord& record, ParityRun* run) {
+  SetVerdict(config, index, record.finding(), run);
+  const RecordDigests digests = record.digests();
+  run->parameter_digest = absl::StrFormat("%016x", digests.parameters);
+  run->gradient_digest = absl::StrFormat("%016x", digests.gradients);
+  run->loss_digest = absl::StrFormat("%016x", digests.losses);
+}
+
+int RanksOf(const LayoutRun& run) { return run.mesh.tp * run.mesh.dp; }
+
+absl::Status CheckRanks(const LayoutParityConfig& config, int size) {
+  for (const LayoutRun& run : config.runs) {
+    if (RanksOf(run) <= size) continue;
+    return Bad(absl::StrCat(run.entry.name, " in ", LayoutOfRun(run), " needs ", RanksOf(run), " ranks, the world has ",
+                            size));
+  }
+  return absl::OkStatus();
+}
+
+// This rank's part of one run. Ranks beyond it take part in bringing together what the others show, so that nobody
+// waits longer than for a step.
+absl::StatusOr<ParityRun> RunOnRanks(const LayoutParityConfig& config, size_t index, const Corpus& corpus,
+                                     comm::Backend& backend, TapExchange* exchange) {
+  ParityRun run;
+  run.order = config.runs[index].entry.name;
+  run.zero3 = config.runs[index].entry.zero3;
+  if (backend.rank() < RanksOf(config.runs[index])) {
+    FirstRanks ranks(&backend, RanksOf(config.runs[index]));
+    ParityConfig job = JobOf(config, index);
+    job.observe = [exchange](int, int64_t, const Tap& tap) { exchange->Keep(tap); };
+    job.end_step = [exchange](int64_t step) { exchange->EndStep(step, /*takes_part=*/true); };
+    EK_ASSIGN_OR_RETURN(ParityResult own, RunParity(job, corpus, ranks));
+    run = std::move(own.runs[0]);
+  } else {
+    for (int64_t step = 0; step <= config.steps; ++step) exchange->EndStep(step, /*takes_part=*/false);
+  }
+  EK_RETURN_IF_ERROR(exchange->status());
+  return run;
+}
+
+// What rank 0 has found, on all ranks.
+absl::Status ShareVerdict(comm::Communicator& world, Stream& stream, ParityRun* run) {
+  int64_t verdict = static_cast<int64_t>(run->verdict);
+  EK_RETURN_IF_ERROR(world.Broadcast(TensorView(&verdict, DType::kI64, Shape({1})), /*root=*/0, stream));
+  EK_RETURN_IF_ERROR(stream.Synchronize());
+  run->verdict = static_cast<Verdict>(verdict);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateLayoutParity(const LayoutParityConfig& config) {
@@ -73,19 +135,42 @@ absl::StatusOr<ParityResult> RunLayoutParity(const LayoutParityConfig& config, c
   result.config = config.description;
   std::unique_ptr<GlobalRecord> baseline;
   for (size_t i = 0; i < config.runs.size(); ++i) {
-    const comm::MeshShape shape = MeshForOrder(config.runs[i].mesh, config.runs[i].entry.order);
-    EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(shape));
-    auto record = std::make_unique<GlobalRecord>(config.base.model, mesh, baseline.get());
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<GlobalRecord> record, RecordOf(config, i, baseline.get()));
     ParityConfig job = JobOf(config, i);
     job.observe = [&record](int rank, int64_t step, const Tap& tap) { record->Show(rank, step, tap); };
     job.end_step = [&record](int64_t step) { record->EndStep(step); };
     EK_ASSIGN_OR_RETURN(ParityResult own, RunParityOnThreads(job, corpus, config.deadline));
     ParityRun run = std::move(own.runs[0]);
-    SetVerdict(config, i, record->finding(), &run);
-    const RecordDigests digests = record->digests();
-    run.parameter_digest = absl::StrFormat("%016x", digests.parameters);
-    run.gradient_digest = absl::StrFormat("%016x", digests.gradients);
-    run.loss_digest = absl::StrFormat("%016x", digests.losses);
+    Complete(config, i, *record, &run);
+    result.runs.push_back(std::move(run));
+    if (i == 0) baseline = std::move(record);
+  }
+  return result;
+}
+
+absl::StatusOr<ParityResult> RunLayoutParity(const LayoutParityConfig& config, const Corpus& corpus,
+                                             comm::Backend& backend) {
+  EK_RETURN_IF_ERROR(ValidateLayoutParity(config));
+  EK_RETURN_IF_ERROR(CheckRanks(config, backend.size()));
+  const std::unique_ptr<HostDevice> device = HostDevice::Create();
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device->CreateStream("layouts"));
+  comm::Group everyone;
+  everyone.axis = comm::Axis::kOther;
+  everyone.name = "layouts";
+  for (int rank = 0; rank < backend.size(); ++rank) everyone.ranks.push_back(rank);
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<comm::Communicator> world, backend.CreateGroup(everyone));
+  ParityResult result;
+  result.config = config.description;
+  std::unique_ptr<GlobalRecord> baseline;  // rank 0 alone
+  for (size_t i = 0; i < config.runs.size(); ++i) {
+    std::unique_ptr<GlobalRecord> record;
+    if (backend.rank() == 0) {
+      EK_ASSIGN_OR_RETURN(record, RecordOf(config, i, baseline.get()));
+    }
+    TapExchange exchange(world.get(), stream.get(), record.get());
+    EK_ASSIGN_OR_RETURN(ParityRun run, RunOnRanks(config, i, corpus, backend, &exchange));
+    if (record != nullptr) Complete(config, i, *record, &run);
+    EK_RETURN_IF_ERROR(ShareVerdict(*world, *stream, &run));
     result.runs.push_back(std::move(run));
     if (i == 0) baseline = std::move(record);
   }

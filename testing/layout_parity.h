@@ -8,10 +8,11 @@
 //   config.runs.push_back({*NamedEntry("fused", "flat"), {.tp = 2, .ep = 4, .dp = 4, .etp = 2}});
 //   EK_ASSIGN_OR_RETURN(ParityResult result, RunLayoutParity(config, corpus));
 //
-// Each run has threads of its own, one after the other. What ranks show is put together by name and global index, so
-// that layouts can be compared: per step the mean loss, every batch's loss, activations and their gradients at block
-// boundaries, every averaged gradient, the global norm, and the parameters that the step left. Ranks of one run that
-// show the same element must show the same bits. The baseline is judged by the double reference too.
+// Each run has threads of its own, one after the other; or, with a backend, the first tp * dp of its ranks. What ranks
+// show is put together by name and global index, so that layouts can be compared: per step the mean loss, every batch's
+// loss, activations and their gradients at block boundaries, every averaged gradient, the global norm, and the
+// parameters that the step left. Ranks of one run that show the same element must show the same bits. The baseline is
+// judged by the double reference too.
 #ifndef EVENKEEL_TESTING_LAYOUT_PARITY_H_
 #define EVENKEEL_TESTING_LAYOUT_PARITY_H_
 
@@ -60,6 +61,12 @@ absl::Status ValidateLayoutParity(const LayoutParityConfig& config);
 // A difference is a result (verdict kMismatch, with the first differing element by global index), not an error. Equal
 // runs have equal digests of losses, gradients and parameters.
 absl::StatusOr<ParityResult> RunLayoutParity(const LayoutParityConfig& config, const Corpus& corpus);
+
+// The same on the ranks of a backend; all of them call it. Rank 0's result is whole; the others' runs have the verdict,
+// and what they have found themselves. `deadline` is the backend's. InvalidArgument, also, when a run needs more ranks
+// than there are; errors of the communicators.
+absl::StatusOr<ParityResult> RunLayoutParity(const LayoutParityConfig& config, const Corpus& corpus,
+                                             comm::Backend& backend);
 
 }  // namespace evenkeel::testutil
 

@@ -274,10 +274,10 @@ absl::Status SetNumerics(testutil::TrainingConfig* base) {
   EK_RETURN_IF_ERROR(Choose<moe::ExpertNumerics>(
       "numerics", FLAGS_numerics,
       {{"fast", moe::ExpertNumerics::kFast}, {"canonical", moe::ExpertNumerics::kCanonical}}, &base->model.numerics));
-  if (!FLAGS_baseline_layout.empty() && (!IsCanonical() || FLAGS_backend != "threads")) {
+  if (!FLAGS_baseline_layout.empty() && !IsCanonical()) {
     return BadFlag("baseline_layout", FLAGS_baseline_layout,
-                   "layouts are compared on threads and in canonical numerics; fast ones promise no equal bits "
-                   "(compare with --reference=dense)");
+                   "layouts are compared in canonical numerics; fast ones promise no equal bits (compare with "
+                   "--reference=dense)");
   }
   if (!FLAGS_baseline_layout.empty() && FLAGS_reference == testutil::kDense) {
     return BadFlag("baseline_layout", FLAGS_baseline_layout, "the naive run (--reference=dense) has no layout");
@@ -409,8 +409,11 @@ absl::StatusOr<int> ShowResult(const ParityResult& result) {
   return result.AllHold() ? kExitHolds : kExitMismatch;
 }
 
-// Canonical numerics: every run on its own, compared with the reference across layouts.
-absl::StatusOr<ParityResult> RunLayouts(const ParityConfig& job, const testutil::Corpus& corpus) {
+bool ComparesLayouts(const ParityConfig& config) { return IsCanonical() && !config.entries[0].dense; }
+
+// Canonical numerics: every run on its own, compared with the reference across layouts; on processes with a backend.
+absl::StatusOr<ParityResult> RunLayouts(const ParityConfig& job, const testutil::Corpus& corpus, comm::Backend* backend,
+                                        bool shows_progress) {
   testutil::LayoutParityConfig config;
   config.base = job.base;
   config.steps = job.steps;
@@ -421,8 +424,9 @@ absl::StatusOr<ParityResult> RunLayouts(const ParityConfig& job, const testutil:
   for (size_t i = baseline == job.base.mesh ? 1 : 0; i < job.entries.size(); ++i) {
     config.runs.push_back({job.entries[i], job.base.mesh});
   }
-  ShowProgress(&config);
-  return testutil::RunLayoutParity(config, corpus);
+  if (shows_progress) ShowProgress(&config);
+  return backend != nullptr ? testutil::RunLayoutParity(config, corpus, *backend)
+                            : testutil::RunLayoutParity(config, corpus);
 }
 
 // One thread per rank in each layout.
@@ -430,7 +434,7 @@ absl::StatusOr<int> RunLayoutsOnThreads(ParityConfig config) {
   EK_RETURN_IF_ERROR(PrepareOutputFolder(UserPath(FLAGS_out)));
   EK_ASSIGN_OR_RETURN(const testutil::Corpus corpus, testutil::Corpus::Read(UserPath(FLAGS_corpus)));
   EK_RETURN_IF_ERROR(ResolveAuto(nullptr, true, &config));
-  EK_ASSIGN_OR_RETURN(const ParityResult result, RunLayouts(config, corpus));
+  EK_ASSIGN_OR_RETURN(const ParityResult result, RunLayouts(config, corpus, nullptr, true));
   return ShowResult(result);
 }
 
@@ -450,6 +454,11 @@ absl::StatusOr<int> RunOnBackend(ParityConfig config, bool* is_reporter) {
   job.prepare = [](comm::Backend& backend, ParityConfig* of_rank) {
     return ResolveAuto(&backend, backend.rank() == 0, of_rank);
   };
+  if (ComparesLayouts(job.config)) {
+    job.run = [](const ParityConfig& of_rank, const testutil::Corpus& corpus, comm::Backend& backend) {
+      return RunLayouts(of_rank, corpus, &backend, backend.rank() == 0);
+    };
+  }
   const absl::StatusOr<ParityResult> result = RunParityJob(job, is_reporter);
   if (!result.ok()) return Annotate(result.status(), absl::StrCat("--tp=", FLAGS_tp, " --dp=", FLAGS_dp));
   if (*is_reporter) return ShowResult(*result);
@@ -463,7 +472,7 @@ int Run(const std::vector<std::string>& words) {
   bool is_reporter = true;
   absl::StatusOr<ParityConfig> config = ConfigFromFlags();
   if (!config.ok()) return Report(config.status());
-  const bool across_layouts = FLAGS_backend == "threads" && IsCanonical() && !config->entries[0].dense;
+  const bool across_layouts = FLAGS_backend == "threads" && ComparesLayouts(*config);
   const absl::StatusOr<int> code =
       across_layouts ? RunLayoutsOnThreads(*std::move(config)) : RunOnBackend(*std::move(config), &is_reporter);
   if (code.ok()) return *code;

@@ -31,7 +31,8 @@ class Process {
     EK_ASSIGN_OR_RETURN(const testutil::Corpus* corpus, Prepare(backend.rank()));
     testutil::ParityConfig config = job_.config;
     if (job_.prepare) EK_RETURN_IF_ERROR(job_.prepare(backend, &config));
-    EK_ASSIGN_OR_RETURN(testutil::ParityResult result, testutil::RunParity(config, *corpus, backend));
+    EK_ASSIGN_OR_RETURN(testutil::ParityResult result,
+                        job_.run ? job_.run(config, *corpus, backend) : testutil::RunParity(config, *corpus, backend));
     EK_ASSIGN_OR_RETURN(result.late_ranks, late_.Gather(backend));
     absl::MutexLock lock(&mutex_);
     if (!result_.has_value() || backend.rank() == 0) result_ = std::move(result);

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/backend_registry.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/testing/corpus.h"
 #include "evenkeel/testing/parity.h"
 #include "evenkeel/testing/parity_result.h"
 
@@ -23,6 +24,10 @@ struct ParityJob {
   testutil::ParityConfig config;
   // Called on every rank, with its own copy of the config, before the training starts. Empty: nothing to do.
   std::function<absl::Status(comm::Backend& backend, testutil::ParityConfig* config)> prepare;
+  // One rank's part of the training. Empty: testutil::RunParity.
+  std::function<absl::StatusOr<testutil::ParityResult>(const testutil::ParityConfig& config,
+                                                       const testutil::Corpus& corpus, comm::Backend& backend)>
+      run = nullptr;
 };
 
 // OK, or in one line what is wrong: nobody has linked that backend, with what is.
