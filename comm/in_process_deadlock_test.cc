@@ -112,5 +112,74 @@ TEST(InProcessDeadlockTest, C06_OppositeOrderOnStreamsOfTheirOwnCompletes) {
   }
 }
 
+// Every rank's error has the whole cycle, and the deadline is far away.
+void ExpectCycle(const std::vector<absl::Status>& statuses, const std::vector<std::string>& waits) {
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("deadlock")));
+    for (const std::string& wait : waits) EXPECT_THAT(status.message(), HasSubstr(wait));
+    const auto context = GetErrorContext(status);
+    ASSERT_TRUE(context.has_value());
+    EXPECT_FALSE(context->findings.empty());
+  }
+}
+
+// A ring of pairs: each rank begins with the group that it has with the next one.
+TEST(InProcessDeadlockTest, C06_RingsOfGroupsAreReportedWithEveryMember) {
+  for (const int size : {3, 5, 8}) {
+    ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = size, .deadline = kFar}));
+    const auto statuses = RunRanks(*world, [size](Backend& backend) -> absl::Status {
+      const auto device = HostDevice::Create();
+      EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+      std::vector<std::unique_ptr<Communicator>> pairs(size);
+      for (int first = 0; first < size; ++first) {
+        const int second = (first + 1) % size;
+        if (backend.rank() != first && backend.rank() != second) continue;
+        EK_ASSIGN_OR_RETURN(
+            pairs[first],
+            backend.CreateGroup({.axis = Axis::kOther, .name = absl::StrCat("pair", first), .ranks = {first, second}}));
+      }
+      EK_RETURN_IF_ERROR(pairs[backend.rank()]->Barrier(*stream));
+      return pairs[(backend.rank() + size - 1) % size]->Barrier(*stream);
+    });
+    std::vector<std::string> waits;
+    for (int rank = 0; rank < size; ++rank) {
+      waits.push_back(absl::StrCat("world rank ", rank, " waits in barrier of group pair", rank));
+    }
+    ExpectCycle(statuses, waits);
+  }
+}
+
+// Everybody sends to the next rank first: nobody receives.
+TEST(InProcessDeadlockTest, C06_RingsOfSendsAreReported) {
+  for (const int size : {3, 5}) {
+    ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = size, .deadline = kFar}));
+    const auto statuses = RunRanks(*world, [size](Backend& backend) -> absl::Status {
+      const auto device = HostDevice::Create();
+      EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+      EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(WorldGroup(size)));
+      float value = 1;
+      const TensorView view(&value, DType::kF32, Shape({1}));
+      EK_RETURN_IF_ERROR(group->Send(view, (backend.rank() + 1) % size, *stream));
+      return group->Recv(view, (backend.rank() + size - 1) % size, *stream);
+    });
+    std::vector<std::string> waits;
+    for (int rank = 0; rank < size; ++rank) waits.push_back(absl::StrCat("world rank ", rank, " waits in send"));
+    ExpectCycle(statuses, waits);
+  }
+}
+
+TEST(InProcessDeadlockTest, C06_ReceiveAgainstABarrierIsReported) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = kRanks, .deadline = kFar}));
+  const auto statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+    EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(WorldGroup(kRanks)));
+    float value = 1;
+    if (backend.rank() != 0) return group->Barrier(*stream);
+    return group->Recv(TensorView(&value, DType::kF32, Shape({1})), 1, *stream);
+  });
+  ExpectCycle(statuses, {"world rank 0 waits in recv", "world rank 1 waits in barrier"});
+}
+
 }  // namespace
 }  // namespace evenkeel::comm
