@@ -1,5 +1,8 @@
 #include "evenkeel/comm/testing/chrome_trace.h"
 
+#include <memory>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -7,7 +10,7 @@
 namespace evenkeel::comm {
 namespace {
 
-std::string Arguments(const CallInfo& info) {
+nlohmann::ordered_json Arguments(const CallInfo& info) {
   nlohmann::ordered_json json;
   json["group"] = info.group->name;
   json["epoch"] = info.epoch;
@@ -16,41 +19,74 @@ std::string Arguments(const CallInfo& info) {
     json["send_bytes"] = info.send_elements * SizeOf(*info.dtype);
     json["recv_bytes"] = info.recv_elements * SizeOf(*info.dtype);
   }
-  return json.dump();
+  return json;
+}
+
+// With how the call ended, where it went wrong.
+std::string Ended(nlohmann::ordered_json arguments, const std::string& how) {
+  if (!how.empty()) arguments["status"] = how;
+  return arguments.dump();
 }
 
 }  // namespace
+
+// The span of one call on a worker stream. When the stream fails, it drops the launch that would end it.
+class ChromeTrace::WorkerSpan {
+ public:
+  WorkerSpan(ChromeTrace* trace, Span span, nlohmann::ordered_json arguments)
+      : trace_(trace), span_(std::move(span)), arguments_(std::move(arguments)) {}
+  ~WorkerSpan() {
+    if (is_open_) End("failed");
+  }
+  void Begin() {
+    span_.begin = trace_->Now();
+    is_open_ = true;
+  }
+  void End(const std::string& how) {
+    is_open_ = false;
+    span_.end = trace_->Now();
+    span_.arguments = Ended(arguments_, how);
+    trace_->Add(span_);
+  }
+
+ private:
+  ChromeTrace* const trace_;
+  Span span_;
+  const nlohmann::ordered_json arguments_;
+  bool is_open_ = false;
+};
 
 class ChromeTrace::RankObserver final : public CallObserver {
  public:
   RankObserver(ChromeTrace* trace, int rank) : trace_(trace), rank_(rank) {}
 
   absl::Status Around(const CallInfo& info, Stream& stream, absl::FunctionRef<absl::Status()> call) override {
-    auto span = std::make_shared<Span>();
-    span->rank = rank_;
-    span->track = std::string(stream.name());
-    span->name = absl::StrCat(OperationName(info.operation), " ", info.group->name);
-    span->arguments = Arguments(info);
-    if (stream.is_inline()) {
-      span->begin = trace_->Now();
-      const absl::Status status = call();
-      span->end = trace_->Now();
-      trace_->Add(*span);
-      return status;
-    }
-    EK_RETURN_IF_ERROR(stream.Launch([this, span] {
-      span->begin = trace_->Now();
+    Span span{.rank = rank_,
+              .track = std::string(stream.name()),
+              .name = absl::StrCat(OperationName(info.operation), " ", info.group->name)};
+    if (!stream.is_inline()) return AroundWorker(std::move(span), info, stream, call);
+    span.begin = trace_->Now();
+    const absl::Status status = call();
+    span.end = trace_->Now();
+    span.arguments = Ended(Arguments(info), status.ok() ? "" : absl::StatusCodeToString(status.code()));
+    trace_->Add(std::move(span));
+    return status;
+  }
+
+ private:
+  absl::Status AroundWorker(Span span, const CallInfo& info, Stream& stream, absl::FunctionRef<absl::Status()> call) {
+    auto shared = std::make_shared<WorkerSpan>(trace_, std::move(span), Arguments(info));
+    EK_RETURN_IF_ERROR(stream.Launch([shared] {
+      shared->Begin();
       return absl::OkStatus();
     }));
     EK_RETURN_IF_ERROR(call());
-    return stream.Launch([this, span] {
-      span->end = trace_->Now();
-      trace_->Add(*span);
+    return stream.Launch([shared = std::move(shared)] {
+      shared->End("");
       return absl::OkStatus();
     });
   }
 
- private:
   ChromeTrace* const trace_;
   const int rank_;
 };

@@ -31,7 +31,8 @@ class ChromeTrace {
   ~ChromeTrace();
 
   // The observer for the calls of world rank `rank`; owned by the trace. On worker streams the span of a call is
-  // measured on the stream itself, by two more launches.
+  // measured on the stream itself, by two more launches. A call that fails has a span too, which says so; one that its
+  // stream skips has none.
   CallObserver* ForRank(int rank);
 
   // A span of any other work on a track of `rank`, such as a compute stream.
@@ -43,6 +44,7 @@ class ChromeTrace {
 
  private:
   class RankObserver;
+  class WorkerSpan;
   struct Span {
     int rank = 0;
     std::string track = {};

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/chrome_trace.h"
 #include "evenkeel/comm/testing/conformance.h"
@@ -93,6 +94,43 @@ TEST(OperationLogTest, TheFirstDifferenceIsNamed) {
   EXPECT_THAT(FindLogDifference(logs), HasSubstr("rank 1 has nothing more"));
 }
 
+// Point to point calls are some ranks' own matter, and do not shift the numbers of the collectives.
+TEST(OperationLogTest, SendsAndReceivesAreNoDifference) {
+  auto world = MakeWorld(3);
+  std::vector<OperationLog> logs(3);
+  const auto statuses = RunRanks(*world, [&logs](Backend& backend) -> absl::Status {
+    const auto watched = ObserveBackend(&backend, &logs[backend.rank()]);
+    const auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+    EK_ASSIGN_OR_RETURN(const auto group, watched->CreateGroup(WorldGroup(3)));
+    float value = 1;
+    const TensorView view(&value, DType::kF32, Shape({1}));
+    for (int i = 0; i < 2; ++i) {
+      if (backend.rank() == 0) EK_RETURN_IF_ERROR(group->Send(view, 2, *stream));
+      if (backend.rank() == 2) EK_RETURN_IF_ERROR(group->Recv(view, 0, *stream));
+    }
+    return group->Barrier(*stream);
+  });
+  EXPECT_OK(FirstFailure(statuses));
+  EXPECT_EQ(FindLogDifference(logs), "");
+  EXPECT_EQ(logs[0].size(), 3);
+  const std::vector<std::string> lines = absl::StrSplit(logs[0].ToDetailedJson(), '\n');
+  const auto second_send = nlohmann::json::parse(lines[1]);
+  EXPECT_EQ(second_send["call"]["op"], "send");
+  EXPECT_EQ(second_send["call"]["seq"], 1);
+  EXPECT_EQ(second_send["own"]["peer"], 2);
+  EXPECT_EQ(nlohmann::json::parse(lines[2])["call"]["seq"], 0);
+}
+
+// Logs of processes come as texts.
+TEST(OperationLogTest, TextsAreComparedLikewise) {
+  EXPECT_EQ(FindLogDifference(std::vector<std::string>{"a\nb\n", "a\nb\n", "a\nc\n"}),
+            "call 1: rank 0 has b, rank 2 has c");
+  EXPECT_EQ(FindLogDifference(std::vector<std::string>{"a\n", "a\nb\n"}),
+            "call 1: rank 0 has nothing more, rank 1 has b");
+  EXPECT_EQ(FindLogDifference(std::vector<std::string>()), "");
+}
+
 TEST(FaultInjectorTest, DelayChangesNoBit) {
   for (const auto mode : {HostDevice::StreamMode::kInline, HostDevice::StreamMode::kWorker}) {
     auto world = MakeWorld(3);
@@ -162,6 +200,34 @@ TEST(ChromeTraceTest, OneProcessARankOneTrackAStream) {
     EXPECT_EQ(spans, 2 * 4 + 1);
     EXPECT_EQ(names, 2 * 3);
     EXPECT_TRUE(absl::StrContains(trace.ToJson(), "all_reduce world"));
+  }
+}
+
+// The call that broke the run is what one looks for in its trace.
+TEST(ChromeTraceTest, AFailedCallHasASpanThatSaysSo) {
+  for (const auto mode : {HostDevice::StreamMode::kInline, HostDevice::StreamMode::kWorker}) {
+    auto world = MakeWorld(2);
+    ChromeTrace trace;
+    const auto statuses = RunRanks(*world, [&trace, mode](Backend& backend) -> absl::Status {
+      HostDevice::Options options;
+      options.stream_mode = mode;
+      const auto device = HostDevice::Create(options);
+      const auto watched = ObserveBackend(&backend, trace.ForRank(backend.rank()));
+      EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+      EK_ASSIGN_OR_RETURN(const auto group, watched->CreateGroup(WorldGroup(2)));
+      std::vector<float> values(8, 1.0f);
+      const TensorView view(values.data(), DType::kF32, Shape({4 + backend.rank()}));
+      const absl::Status issued = group->AllReduce(view, view, ReduceOp::kSum, *stream);
+      const absl::Status late = stream->Synchronize();
+      return issued.ok() ? late : issued;
+    });
+    for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+    const auto json = nlohmann::json::parse(trace.ToJson());
+    int failed = 0;
+    for (const auto& event : json["traceEvents"]) {
+      if (event["ph"] == "X" && event["name"] == "all_reduce world" && event["args"].contains("status")) ++failed;
+    }
+    EXPECT_EQ(failed, 2) << trace.ToJson();
   }
 }
 

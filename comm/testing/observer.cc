@@ -1,5 +1,6 @@
 #include "evenkeel/comm/testing/observer.h"
 
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -64,22 +65,28 @@ class ObservedCommunicator final : public Communicator {
     return observer_->Around(NewCall(Operation::kBarrier), stream, [&] { return inner_->Barrier(stream); });
   }
   absl::Status Send(ConstTensorView send, int peer, Stream& stream) override {
-    CallInfo info = Exchange(Operation::kSend, send, TensorView(nullptr, send.dtype(), Shape({0})));
-    info.peer = peer;
+    const CallInfo info = PairCall(Operation::kSend, peer, send, TensorView(nullptr, send.dtype(), Shape({0})));
     return observer_->Around(info, stream, [&] { return inner_->Send(send, peer, stream); });
   }
   absl::Status Recv(TensorView recv, int peer, Stream& stream) override {
-    CallInfo info = Exchange(Operation::kRecv, ConstTensorView(nullptr, recv.dtype(), Shape({0})), recv);
-    info.peer = peer;
+    const CallInfo info = PairCall(Operation::kRecv, peer, ConstTensorView(nullptr, recv.dtype(), Shape({0})), recv);
     return observer_->Around(info, stream, [&] { return inner_->Recv(recv, peer, stream); });
   }
 
  private:
-  CallInfo NewCall(Operation operation) {
-    return {.operation = operation, .group = &group(), .rank = rank(), .epoch = epoch(), .sequence = sequence_++};
+  CallInfo NewCall(Operation operation) { return NumberedCall(operation, &sequence_); }
+  CallInfo NumberedCall(Operation operation, int64_t* sequence) {
+    return {.operation = operation, .group = &group(), .rank = rank(), .epoch = epoch(), .sequence = (*sequence)++};
   }
   CallInfo Exchange(Operation operation, const ConstTensorView& send, const TensorView& recv) {
-    CallInfo info = NewCall(operation);
+    return WithData(NewCall(operation), send, recv);
+  }
+  CallInfo PairCall(Operation operation, int peer, const ConstTensorView& send, const TensorView& recv) {
+    CallInfo info = WithData(NumberedCall(operation, &pair_sequences_[peer]), send, recv);
+    info.peer = peer;
+    return info;
+  }
+  static CallInfo WithData(CallInfo info, const ConstTensorView& send, const TensorView& recv) {
     info.dtype = recv.dtype();
     info.send_elements = send.num_elements();
     info.recv_elements = recv.num_elements();
@@ -91,6 +98,7 @@ class ObservedCommunicator final : public Communicator {
   const std::unique_ptr<Communicator> inner_;
   CallObserver* const observer_;
   int64_t sequence_ = 0;
+  std::map<int, int64_t> pair_sequences_;  // by peer, also one that is none
 };
 
 class ObservedBackend final : public Backend {

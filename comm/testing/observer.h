@@ -26,7 +26,8 @@ struct CallInfo {
   const Group* group = nullptr;
   int rank = 0;  // inside the group
   int64_t epoch = 0;
-  int64_t sequence = 0;                              // of this rank's calls on this group, from 0
+  // As in messages: of the collectives of this group, from 0; of send and recv those between the two ranks.
+  int64_t sequence = 0;
   std::optional<DType> dtype = std::nullopt;         // none for a barrier
   std::optional<ReduceOp> reduce_op = std::nullopt;  // of reductions
   int64_t send_elements = 0;

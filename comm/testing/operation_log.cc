@@ -54,7 +54,8 @@ absl::Status OperationLog::Around(const CallInfo& info, Stream& stream, absl::Fu
   {
     absl::MutexLock lock(&mutex_);
     index = entries_.size();
-    entries_.push_back({CommonPart(info).dump(), ""});
+    const bool is_pair = info.operation == Operation::kSend || info.operation == Operation::kRecv;
+    entries_.push_back({CommonPart(info).dump(), "", !is_pair});
   }
   const absl::Status status = call();
   absl::MutexLock lock(&mutex_);
@@ -65,7 +66,9 @@ absl::Status OperationLog::Around(const CallInfo& info, Stream& stream, absl::Fu
 std::string OperationLog::ToJson() const {
   absl::MutexLock lock(&mutex_);
   std::string text;
-  for (const Entry& entry : entries_) absl::StrAppend(&text, entry.common, "\n");
+  for (const Entry& entry : entries_) {
+    if (entry.is_collective) absl::StrAppend(&text, entry.common, "\n");
+  }
   return text;
 }
 
@@ -84,13 +87,17 @@ int64_t OperationLog::size() const {
 }
 
 std::string FindLogDifference(absl::Span<const OperationLog> logs) {
-  if (logs.empty()) return "";
-  const std::string first_text = logs[0].ToJson();
-  const std::vector<std::string> first = absl::StrSplit(first_text, '\n');
-  for (size_t rank = 1; rank < logs.size(); ++rank) {
-    const std::string text = logs[rank].ToJson();
-    if (text == first_text) continue;
-    const std::vector<std::string> other = absl::StrSplit(text, '\n');
+  std::vector<std::string> texts;
+  for (const OperationLog& log : logs) texts.push_back(log.ToJson());
+  return FindLogDifference(texts);
+}
+
+std::string FindLogDifference(absl::Span<const std::string> texts) {
+  if (texts.empty()) return "";
+  const std::vector<std::string> first = absl::StrSplit(texts[0], '\n');
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    const std::vector<std::string> other = absl::StrSplit(texts[rank], '\n');
     size_t line = 0;
     while (line < std::min(first.size(), other.size()) && first[line] == other[line]) ++line;
     const auto shown = [line](const std::vector<std::string>& lines) {
