@@ -35,10 +35,11 @@ if (does_not_link moe_only 'moe|comm') >/dev/null || (does_not_link zero3_only '
   echo "the query does not see the rooms that are linked"
   exit 1
 fi
+does_not_link comm_only 'moe|zero3|testing|tools'
 does_not_link moe_only 'zero3|testing|tools'
 does_not_link zero3_only 'moe|testing|tools'
 
-for program in moe_only zero3_only; do
+for program in comm_only moe_only zero3_only; do
   echo "== $program"
   bazel run --noshow_progress --ui_event_filters=-info --symlink_prefix=/ "//:$program"
 done
