@@ -22,7 +22,7 @@ absl::StatusOr<std::vector<int64_t>> OffsetsOf(absl::Span<const int64_t> counts)
 }
 
 std::optional<Disagreement> FindCountMismatch(absl::Span<const int64_t> rows, int size) {
-  Disagreement found{.what = "send and receive counts differ; nothing was transferred"};
+  Disagreement found{.what = "send and receive counts differ"};
   for (int from = 0; from < size; ++from) {
     const int64_t* const sends = rows.data() + int64_t{from} * 2 * size;
     for (int to = 0; to < size; ++to) {

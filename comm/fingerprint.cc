@@ -123,7 +123,7 @@ std::optional<Disagreement> FindRefusals(absl::Span<const Fingerprint> all) {
   if (found.findings.empty()) return std::nullopt;
   if (only_memory) {
     found.code = absl::StatusCode::kResourceExhausted;
-    found.what = "a rank has no memory for the call; nothing was transferred";
+    found.what = "a rank has no memory for the call";
   }
   return found;
 }

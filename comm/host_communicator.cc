@@ -252,7 +252,7 @@ class Impl final : public Communicator {
   absl::Status DisagreementError(const Call& call, const Disagreement& odd) const {
     ErrorContext context = Context(call);
     context.findings = odd.findings;
-    return TransportError(odd.code, std::move(context), odd.what);
+    return TransportError(odd.code, std::move(context), absl::StrCat(odd.what, "; nothing was transferred"));
   }
 
   void RunLocalSteps(const CallPlan& plan, const PhasePlan& phase) const {

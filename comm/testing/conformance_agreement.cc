@@ -61,8 +61,9 @@ absl::Status ExpectDisagreement(Backend& backend, const ConformanceOptions& opti
   CallBuffers buffers(spec, group->size(), group->rank());
   const LedgerCounts before = backend.ledger().Snapshot();
   const absl::Status status = stream.Await(IssueCall(spec, *group, *stream, &buffers));
-  if (status.code() != absl::StatusCode::kFailedPrecondition || !absl::StrContains(status.message(), expected.what)) {
-    return Wrong(absl::StrCat("FailedPrecondition with '", expected.what, "' wanted"), status);
+  const std::string what = absl::StrCat(expected.what, "; nothing was transferred");
+  if (status.code() != absl::StatusCode::kFailedPrecondition || !absl::StrContains(status.message(), what)) {
+    return Wrong(absl::StrCat("FailedPrecondition with '", what, "' wanted"), status);
   }
   EK_RETURN_IF_ERROR(CheckContext(status, *group, 1, odd));
   EK_RETURN_IF_ERROR(CheckFindings(status, expected, group->size(), odd));
