@@ -8,6 +8,7 @@
         tp = 2,
         ep = 2,
         dp = 2,
+        options = {"score": "sigmoid", "drop": "position"},
     )
 
 Trains a small language model on the licence texts with one thread per rank, steps the reference and each candidate in
@@ -32,6 +33,9 @@ def parity_test(
         steps = 3,
         seed = 1,
         expect = "holds",
+        options = {},
+        ranks_per_node = 0,
+        baseline_layout = "",
         deps = [],
         size = "small",
         **kwargs):
@@ -52,6 +56,11 @@ def parity_test(
       steps: training steps.
       seed: of weights and batches.
       expect: "holds", or "mismatch" for an order that is known to be wrong.
+      options: further options of the training run by name, as the flags of //tools:parity: {"score": "sigmoid",
+        "numerics": "canonical"}. testing/training_options.cc lists them; an unknown one fails the test.
+      ranks_per_node: consecutive ranks on each (virtual) node, for orders by levels; 0: one node.
+      baseline_layout: in canonical numerics the layout of the reference, such as "tp=1,ep=1,dp=4", with which the
+        candidates are compared bit by bit; default: their own.
       deps: alwayslink libraries that register orders, routers or fetch policies.
       size: Bazel's test size.
       **kwargs: passed to the test.
@@ -76,6 +85,9 @@ def parity_test(
             "--steps={}".format(steps),
             "--seed={}".format(seed),
             "--expect=" + expect,
+            "--options=" + ";".join([name + "=" + value for name, value in sorted(options.items())]),
+            "--ranks_per_node={}".format(ranks_per_node),
+            "--baseline_layout=" + baseline_layout,
         ],
         data = files,
         gtest_main = False,

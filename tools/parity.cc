@@ -26,6 +26,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/backend_registry.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
@@ -44,11 +45,12 @@
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
 #include "evenkeel/testing/layout_parity.h"
+#include "evenkeel/testing/layout_text.h"
 #include "evenkeel/testing/parity_result.h"
 #include "evenkeel/testing/training_config.h"
+#include "evenkeel/testing/training_options.h"
 #include "evenkeel/tools/auto_order.h"
 #include "evenkeel/tools/late_ranks.h"
-#include "evenkeel/tools/layout_flag.h"
 #include "evenkeel/tools/parity_job.h"
 #include "evenkeel/tools/program.h"
 #include "evenkeel/tools/report/report_writer.h"
@@ -222,42 +224,13 @@ absl::StatusOr<std::vector<ParityEntry>> Entries() {
   return entries;
 }
 
-// One of `known` by its name.
-template <typename T>
-absl::Status Choose(const char* flag, const std::string& value,
-                    const std::vector<std::pair<absl::string_view, T>>& known, T* chosen) {
-  std::vector<absl::string_view> names;
-  for (const auto& [name, choice] : known) {
-    names.push_back(name);
-    if (name != value) continue;
-    *chosen = choice;
-    return absl::OkStatus();
+// Takes over the flags of these names, which are those of training options.
+absl::Status SetOptions(absl::Span<const char* const> flags, testutil::TrainingConfig* base) {
+  for (const char* flag : flags) {
+    const std::string value = gflags::GetCommandLineFlagInfoOrDie(flag).current_value;
+    const absl::Status set = testutil::SetTrainingOption(flag, value, base);
+    if (!set.ok()) return absl::Status(set.code(), absl::StrCat("--", set.message()));
   }
-  return BadFlag(flag, value, absl::StrCat("known are ", absl::StrJoin(names, ", ")));
-}
-
-absl::Status SetExperts(testutil::LanguageModelConfig* model) {
-  EK_RETURN_IF_ERROR(Choose<moe::DropPolicy>("drop", FLAGS_drop,
-                                             {{"by_top_k", moe::DropPolicy::kByTopK},
-                                              {"probs", moe::DropPolicy::kProbs},
-                                              {"position", moe::DropPolicy::kPosition},
-                                              {"choices_first", moe::DropPolicy::kChoiceThenPosition}},
-                                             &model->drop));
-  EK_RETURN_IF_ERROR(Choose<moe::ExpertActivation>(
-      "activation", FLAGS_activation,
-      {{"gelu", moe::ExpertActivation::kGelu}, {"swiglu", moe::ExpertActivation::kSwiGlu}}, &model->activation));
-  EK_RETURN_IF_ERROR(Choose<moe::ScoreFunction>(
-      "score", FLAGS_score, {{"softmax", moe::ScoreFunction::kSoftmax}, {"sigmoid", moe::ScoreFunction::kSigmoid}},
-      &model->score));
-  model->route_scale = FLAGS_route_scale;
-  model->groups = FLAGS_groups;
-  model->groups_kept = FLAGS_groups_kept;
-  model->z_coefficient = static_cast<float>(FLAGS_z_coefficient);
-  model->expert_bias = FLAGS_expert_bias;
-  model->recompute = FLAGS_recompute;
-  model->shared_experts = FLAGS_shared_experts;
-  model->shared_gate = FLAGS_shared_gate;
-  model->residual_moe = FLAGS_residual_moe;
   return absl::OkStatus();
 }
 
@@ -266,14 +239,11 @@ bool IsCanonical() { return FLAGS_numerics == "canonical"; }
 // The reference's layout in canonical numerics.
 absl::StatusOr<comm::MeshShape> BaselineLayout(const testutil::TrainingConfig& base) {
   if (FLAGS_baseline_layout.empty()) return base.mesh;
-  const absl::StatusOr<comm::MeshShape> mesh = ParseLayout(FLAGS_baseline_layout);
+  const absl::StatusOr<comm::MeshShape> mesh = testutil::ParseLayout(FLAGS_baseline_layout);
   return mesh.ok() ? mesh : BadFlag("baseline_layout", FLAGS_baseline_layout, mesh.status().message());
 }
 
 absl::Status SetNumerics(testutil::TrainingConfig* base) {
-  EK_RETURN_IF_ERROR(Choose<moe::ExpertNumerics>(
-      "numerics", FLAGS_numerics,
-      {{"fast", moe::ExpertNumerics::kFast}, {"canonical", moe::ExpertNumerics::kCanonical}}, &base->model.numerics));
   if (!FLAGS_baseline_layout.empty() && !IsCanonical()) {
     return BadFlag("baseline_layout", FLAGS_baseline_layout,
                    "layouts are compared in canonical numerics; fast ones promise no equal bits (compare with "
@@ -293,31 +263,16 @@ absl::Status SetNumerics(testutil::TrainingConfig* base) {
 
 absl::Status SetModel(testutil::TrainingConfig* base) {
   base->mesh = {FLAGS_tp, FLAGS_ep, FLAGS_dp, FLAGS_etp == 0 ? FLAGS_tp : FLAGS_etp};
-  base->seed = FLAGS_seed;
-  base->zero3.seed = FLAGS_seed;
-  base->model.experts = FLAGS_experts;
-  base->model.top_k = FLAGS_top_k;
-  EK_RETURN_IF_ERROR(SetExperts(&base->model));
-  EK_RETURN_IF_ERROR(SetNumerics(base));
-  EK_ASSIGN_OR_RETURN(base->model.dtype, ParseDType(FLAGS_dtype));
-  const absl::StatusOr<moe::Rational> factor = moe::Rational::Parse(FLAGS_capacity_factor);
-  if (!factor.ok()) return BadFlag("capacity_factor", FLAGS_capacity_factor, factor.status().message());
-  base->model.capacity_factor = *factor;
-  if (!IsDefault("loss_scale") && base->model.dtype != DType::kF16) {
+  if (!IsDefault("loss_scale") && FLAGS_dtype != "f16") {
     return BadFlag("loss_scale", absl::StrCat(FLAGS_loss_scale), "only --dtype=f16 has one");
   }
-  base->zero3.loss_scale.initial = FLAGS_loss_scale;
-  zero3::OptimizerOptions& optimizer = base->zero3.optimizer;
-  if (FLAGS_optimizer == "sgd") {
-    optimizer.kind = zero3::OptimizerOptions::Kind::kSgd;
-  } else if (FLAGS_optimizer == "adamw") {
-    optimizer.kind = zero3::OptimizerOptions::Kind::kAdamW;
-  } else {
-    return BadFlag("optimizer", FLAGS_optimizer, "known are sgd, adamw");
-  }
-  optimizer.learning_rate =
-      IsDefault("learning_rate") ? testutil::DefaultLearningRate(optimizer.kind) : FLAGS_learning_rate;
-  return absl::OkStatus();
+  EK_RETURN_IF_ERROR(SetOptions(
+      {"seed",        "experts",      "top_k",         "capacity_factor", "drop",        "score",     "route_scale",
+       "groups",      "groups_kept",  "z_coefficient", "activation",      "expert_bias", "recompute", "shared_experts",
+       "shared_gate", "residual_moe", "dtype",         "loss_scale",      "optimizer",   "numerics"},
+      base));
+  if (!IsDefault("learning_rate")) EK_RETURN_IF_ERROR(SetOptions({"learning_rate"}, base));
+  return SetNumerics(base);
 }
 
 absl::StatusOr<ParityConfig> ConfigFromFlags() {

@@ -1,4 +1,4 @@
-#include "evenkeel/tools/layout_flag.h"
+#include "evenkeel/testing/layout_text.h"
 
 #include <utility>
 #include <vector>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace evenkeel::tools {
+namespace evenkeel::testutil {
 namespace {
 
 absl::Status Bad(absl::string_view text, absl::string_view why) {
@@ -44,4 +44,4 @@ absl::StatusOr<comm::MeshShape> ParseLayout(absl::string_view text) {
   return mesh;
 }
 
-}  // namespace evenkeel::tools
+}  // namespace evenkeel::testutil

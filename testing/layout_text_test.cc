@@ -1,24 +1,23 @@
 // The layout flag: what it takes and how it complains.
-#include "evenkeel/tools/layout_flag.h"
+#include "evenkeel/testing/layout_text.h"
 
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace evenkeel::tools {
+namespace evenkeel::testutil {
 namespace {
 
-using ::evenkeel::testutil::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(LayoutFlagTest, NamesSizesInAnyOrder) {
+TEST(LayoutTextTest, NamesSizesInAnyOrder) {
   ASSERT_OK_AND_ASSIGN(const comm::MeshShape full, ParseLayout("dp=4,tp=2,etp=1,ep=8"));
   EXPECT_EQ(full, (comm::MeshShape{.tp = 2, .ep = 8, .dp = 4, .etp = 1}));
   ASSERT_OK_AND_ASSIGN(const comm::MeshShape lanes, ParseLayout("tp=4"));
   EXPECT_EQ(lanes, (comm::MeshShape{.tp = 4, .ep = 1, .dp = 1, .etp = 4}));
 }
 
-TEST(LayoutFlagTest, RefusesAnythingElse) {
+TEST(LayoutTextTest, RefusesAnythingElse) {
   const std::pair<const char*, const char*> bad[] = {{"", "names none"},
                                                      {"tp=2,", "names none"},
                                                      {"pp=2", "'pp=2' names none"},
@@ -35,4 +34,4 @@ TEST(LayoutFlagTest, RefusesAnythingElse) {
 }
 
 }  // namespace
-}  // namespace evenkeel::tools
+}  // namespace evenkeel::testutil
