@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/fingerprint.h"
@@ -44,8 +45,9 @@ struct LocalStep {
 
 // One Phase of the transport, with the memory of its spans.
 struct PhasePlan {
-  std::vector<SendSpan> sends;
-  std::vector<ReceiveSpan> receives;
+  // By group rank. What a small group needs lies in the plan itself: small calls should not wait for memory.
+  absl::InlinedVector<SendSpan, 4> sends;
+  absl::InlinedVector<ReceiveSpan, 4> receives;
   // When set, what arrives is combined into it: block_bytes bytes.
   std::byte* reduce_into = nullptr;
   int64_t block_bytes = 0;
@@ -64,7 +66,7 @@ struct CallPlan {
   std::vector<int64_t> row;    // see Posting
   bool in_place = false;
   absl::Status bad_argument;
-  std::vector<PhasePlan> phases;
+  absl::InlinedVector<PhasePlan, 2> phases;
   bool two_level = false;
   std::vector<ScratchBlock> scratch;  // what the phases of the two-level form go through
   // The two-level all_to_all_v depends on everybody's counts: its phases are made by CompletePlan.

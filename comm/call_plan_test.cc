@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/transport.h"
 #include "evenkeel/runtime/base/philox.h"
@@ -33,7 +34,7 @@ void* const kHigh = reinterpret_cast<void*>((uintptr_t{1} << 62) + (uintptr_t{1}
 ConstTensorView Send(DType dtype, int64_t n) { return ConstTensorView(kHigh, dtype, Shape({n})); }
 TensorView Recv(DType dtype, int64_t n) { return TensorView(kLow, dtype, Shape({n})); }
 
-int64_t Total(const std::vector<SendSpan>& spans) {
+int64_t Total(absl::Span<const SendSpan> spans) {
   int64_t bytes = 0;
   for (const SendSpan& span : spans) bytes += span.bytes;
   return bytes;
