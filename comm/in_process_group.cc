@@ -69,6 +69,19 @@ void InProcessGroup::PostBlocks(uint32_t index, int rank, const Phase* phase) {
   for (int to = 0; to < size(); ++to) blocks[to] = phase->sends[to].data;
 }
 
+void InProcessGroup::PrefetchPosted(uint32_t index, int rank) const {
+  const Posted& posted = posted_[index & 1u];
+  for (int from = 0; from < size(); ++from) {
+    if (from == rank) continue;
+    __builtin_prefetch(&posted.lines[static_cast<size_t>(from) * posted.lines_per_rank]);
+    __builtin_prefetch(&posted.fingerprints[from]);
+    const std::byte* const block = eager_[index & 1u][from].get();
+    for (int64_t at = 0; block != nullptr && at < std::min<int64_t>(eager_bytes_, 256); at += 64) {
+      __builtin_prefetch(block + at);
+    }
+  }
+}
+
 bool InProcessGroup::AnyLends(uint32_t index) {
   for (int rank = 0; rank < size(); ++rank) {
     if (posted(index).lends(rank) != nullptr) return true;

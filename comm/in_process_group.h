@@ -67,6 +67,9 @@ class InProcessGroup {
   // Writes the blocks that `rank` sends in `phase` (null: none) into posting `index`, copying small ones.
   void PostBlocks(uint32_t index, int rank, const Phase* phase);
   bool AnyLends(uint32_t index);
+  // Everybody has come: asks for the lines of posting `index` that `rank` will read, all at once, where reading would
+  // wait for one to learn of the next.
+  void PrefetchPosted(uint32_t index, int rank) const;
 
   // Around every piece that `rank` copies out of memory that others lend. False when the group is broken: the lenders
   // may be gone, and nothing may be read.

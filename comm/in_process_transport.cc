@@ -48,6 +48,7 @@ class InProcessTransport final : public Transport {
     is_posted_ = posting.first != nullptr;
     late_.clear();
     EK_RETURN_IF_ERROR(Meet(call, "has not come"));
+    if (is_posted_) shared_->PrefetchPosted(posting_, rank_);
     agreement->fingerprints = posted.fingerprints;
     agreement->rows = posted.rows;
     agreement->late = late_;
