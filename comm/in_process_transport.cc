@@ -1,12 +1,12 @@
 #include "evenkeel/comm/in_process_transport.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "evenkeel/comm/block_copy.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::comm {
@@ -155,9 +155,6 @@ class InProcessTransport final : public Transport {
   // brought into the cache serves the others. Else they begin with the next rank, so that not all read from one at
   // once. False when the group broke meanwhile.
   bool Read(const Phase& phase, bool any_lends) {
-    int64_t bytes = 0;
-    for (const ReceiveSpan& to : phase.receives) bytes += to.bytes;
-    const bool past_cache = OutgrowsCache(bytes, size());
     const int begin_with = SendsOneBlock(phase) ? 0 : rank_ + 1;
     for (int step = 0; step < size(); ++step) {
       const int from = (begin_with + step) % size();
@@ -167,7 +164,7 @@ class InProcessTransport final : public Transport {
         continue;
       }
       const bool done = InPieces(to.bytes, any_lends, [&](int64_t begin, int64_t length) {
-        CopyBlock(static_cast<std::byte*>(to.data) + begin, BlockOf(from) + begin, length, past_cache);
+        std::memcpy(static_cast<std::byte*>(to.data) + begin, BlockOf(from) + begin, static_cast<size_t>(length));
       });
       if (!done) return false;
     }
