@@ -33,6 +33,9 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
   const absl::Duration limit = call_start_ + call.limit;
   const absl::Duration late_at = call_start_ + call.late_after;
   bool looked_who_is_late = late_at >= limit;
+  const absl::Duration tell_at = call_start_ + call.limit / 4;
+  told_.clear();
+  told_to_.clear();
   absl::Duration since = wire.Now();
   int attempt = 0;  // polls since something moved
   for (int poll = 0;; ++poll, ++attempt) {
@@ -40,6 +43,7 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
     EK_RETURN_IF_ERROR(advance(&progress));
     if (progress.finished) {
       if (!late_.empty()) waited_ = wire.Now() - call_start_;
+      if (!told_to_.empty()) PostWaitNotes("");  // it goes on
       return absl::OkStatus();
     }
     if (progress.moved) {
@@ -48,7 +52,7 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
     }
     if (!wire.status().ok()) return WireError(call);
     const bool too_late = poll % 16 == 15 && wire.Now() >= limit;
-    const absl::Duration until = looked_who_is_late ? limit : late_at;
+    const absl::Duration until = std::min(looked_who_is_late ? limit : late_at, told_.empty() ? tell_at : limit);
     const bool look = wire.Pause({.attempt = attempt, .until = until, .since = since, .busy_for = busy_for});
     if (!look && !too_late && poll % kLookEvery != kLookEvery - 1) continue;
     if (absl::Status cause = seat_.status(); !cause.ok()) return BrokenGroupError(seat_.Context(call), cause);
@@ -65,7 +69,10 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
       return progress.finished ? absl::OkStatus() : TooLate(call, list_missing());
     }
     absl::Status gone = FindGone(call, missing);
-    if (gone.ok()) continue;
+    if (gone.ok()) {
+      if (wire.Now() >= tell_at && !missing.empty()) TellWhatIsKnown(call, missing);
+      continue;
+    }
     // What a rank had sent before it went may have arrived since the last look.
     for (int again = 0; again < 64 && !progress.finished; ++again) EK_RETURN_IF_ERROR(advance(&progress));
     if (progress.finished) return absl::OkStatus();
@@ -122,9 +129,17 @@ absl::Status Absence::JudgeHealth(const Call& call, int i, bool believe_goodbye)
   } else {
     return absl::OkStatus();
   }
+  return GoneError(call, i, what);
+}
+
+// A rank may go because it has waited elsewhere in vain, in a cycle that holds this rank too.
+absl::Status Absence::GoneError(const Call& call, int i, absl::string_view what) {
+  const WaitNotes waits = AllWaits(call, {{.rank = i}});
   ErrorContext context = TimedContext(call);
-  context.findings.push_back({seat_.OuterRank(i), absl::StrCat(what, "; ", seat_.LastOf(i))});
-  return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
+  context.findings.push_back(
+      {seat_.OuterRank(i), absl::StrCat(what, "; ", seat_.LastOf(i), DescribeWaitOf(seat_.peer(i).world_rank, waits))});
+  return TransportError(absl::StatusCode::kUnavailable, std::move(context),
+                        absl::StrCat("a rank is gone", DescribeCycle(seat_.wire().rank(), waits)));
 }
 
 // Sent before its rank stopped: still on its way.
@@ -153,13 +168,8 @@ absl::Status Absence::JudgeNotice(const Call& call, const Missing& missing) {
     return absl::OkStatus();
   }
   if (IsPromised(missing, *notice)) return absl::OkStatus();
-  ErrorContext context = TimedContext(call);
-  if (notice->kind == ControlMessage::Kind::kLeft) {
-    context.findings.push_back(
-        {seat_.OuterRank(missing.rank), absl::StrCat("has left the group; ", seat_.LastOf(missing.rank))});
-    return TransportError(absl::StatusCode::kUnavailable, std::move(context), "a rank is gone");
-  }
-  return Adopt(std::move(context), DecodeStatus(notice->body), missing.rank);
+  if (notice->kind == ControlMessage::Kind::kLeft) return GoneError(call, missing.rank, "has left the group");
+  return Adopt(TimedContext(call), DecodeStatus(notice->body), missing.rank);
 }
 
 // The error of a rank that waits for rank `from`, which has given the group up because of `cause`.
@@ -179,20 +189,54 @@ absl::Status Absence::Adopt(ErrorContext context, const absl::Status& cause, int
 absl::Status Absence::TooLate(const Call& call, const std::vector<Missing>& missing) {
   Wire& wire = seat_.wire();
   const absl::Duration now = wire.Now();
+  const WaitNotes waits = AllWaits(call, missing);
   std::map<int, std::string> odd;  // by group rank
   for (int attempt = 0;; ++attempt) {
     seat_.mailroom().Poll();
-    odd = OddRanks(missing);
+    odd = OddRanks(missing, waits);
     const bool settled = odd.size() <= 1 || wire.Now() >= now + kGrace;
     if (settled) break;
     wire.Pause({.attempt = attempt, .until = now + kGrace, .since = now});
   }
   ErrorContext context = TimedContext(call);
   for (auto& [rank, had] : odd) context.findings.push_back({rank, had});
-  return TransportError(absl::StatusCode::kDeadlineExceeded, std::move(context), "ranks are absent");
+  return TransportError(absl::StatusCode::kDeadlineExceeded, std::move(context),
+                        absl::StrCat("ranks are absent", DescribeCycle(wire.rank(), waits)));
 }
 
-std::map<int, std::string> Absence::OddRanks(const std::vector<Missing>& missing) {
+// Of this rank and of all that it has been told.
+WaitNotes Absence::AllWaits(const Call& call, const std::vector<Missing>& missing) {
+  Wire& wire = seat_.wire();
+  WaitNotes waits = KnownWaits(seat_.mailroom(), wire.rank(), wire.size());
+  WaitNote& own = waits[wire.rank()];
+  own.rank = wire.rank();
+  for (const Missing& m : missing) own.waits_for.push_back(seat_.peer(m.rank).world_rank);
+  const ErrorContext where = seat_.Context(call);
+  own.text = absl::StrCat("waits in ", where.operation, " of group ", where.group, " epoch=", where.epoch,
+                          " seq=", where.sequence);
+  return waits;
+}
+
+void Absence::TellWhatIsKnown(const Call& call, const std::vector<Missing>& missing) {
+  std::string body = EncodeWaitNotes(AllWaits(call, missing), seat_.wire().rank());
+  if (body == told_) return;
+  for (const Missing& m : missing) told_to_.insert(m.rank);
+  PostWaitNotes(body);
+  told_ = std::move(body);
+}
+
+void Absence::PostWaitNotes(const std::string& body) {
+  ++num_told_;
+  for (const int rank : told_to_) {
+    seat_.mailroom().Post(seat_.peer(rank).world_rank, {.kind = ControlMessage::Kind::kWaiting,
+                                                        .pair = seat_.is_pair(),
+                                                        .id = seat_.epoch(),
+                                                        .a = num_told_,
+                                                        .body = body});
+  }
+}
+
+std::map<int, std::string> Absence::OddRanks(const std::vector<Missing>& missing, const WaitNotes& waits) {
   std::map<int, std::string> odd;
   for (const Missing& m : missing) {
     if (const std::optional<absl::Status> cause = CauseOf(m.rank); cause.has_value()) {
@@ -207,6 +251,7 @@ std::map<int, std::string> Absence::OddRanks(const std::vector<Missing>& missing
     const PeerHealth health = seat_.wire().Health(seat_.peer(m.rank).world_rank, /*describe=*/true);
     std::string had = absl::StrCat(m.what, "; ", seat_.LastOf(m.rank));
     if (!health.text.empty()) absl::StrAppend(&had, "; ", health.text);
+    absl::StrAppend(&had, DescribeWaitOf(seat_.peer(m.rank).world_rank, waits));
     odd.insert_or_assign(seat_.OuterRank(m.rank), std::move(had));
   }
   return odd;

@@ -5,21 +5,25 @@
 //                                   [&] { return WhatHasNotCome(); }));
 //
 // A wait ends with what message_transport.h promises: all there; a missing rank is gone (Unavailable); one has given
-// the group up (its cause); the limit has passed (DeadlineExceeded, a finding for each rank still missing).
+// the group up (its cause); the limit has passed (DeadlineExceeded, a finding for each rank still missing; what such a
+// rank itself waits for, and the cycle, where ranks have told it: wait_notes.h).
 #ifndef EVENKEEL_COMM_MESSAGE_ABSENCE_H_
 #define EVENKEEL_COMM_MESSAGE_ABSENCE_H_
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/message/group_seat.h"
+#include "evenkeel/comm/message/wait_notes.h"
 #include "evenkeel/comm/transport.h"
 #include "evenkeel/runtime/base/error_context.h"
 
@@ -69,12 +73,16 @@ class Absence {
  private:
   absl::Status FindGone(const Call& call, const std::vector<Missing>& missing);
   absl::Status JudgeHealth(const Call& call, int i, bool believe_goodbye);
+  absl::Status GoneError(const Call& call, int i, absl::string_view what);
   bool IsPromised(const Missing& missing, const ControlMessage& notice) const;
   bool IsPromised(const Missing& missing);
   absl::Status JudgeNotice(const Call& call, const Missing& missing);
   absl::Status Adopt(ErrorContext context, const absl::Status& cause, int from) const;
   absl::Status TooLate(const Call& call, const std::vector<Missing>& missing);
-  std::map<int, std::string> OddRanks(const std::vector<Missing>& missing);
+  std::map<int, std::string> OddRanks(const std::vector<Missing>& missing, const WaitNotes& waits);
+  WaitNotes AllWaits(const Call& call, const std::vector<Missing>& missing);
+  void TellWhatIsKnown(const Call& call, const std::vector<Missing>& missing);
+  void PostWaitNotes(const std::string& body);
   std::optional<absl::Status> CauseOf(int i);
   ErrorContext TimedContext(const Call& call);
 
@@ -82,6 +90,10 @@ class Absence {
   absl::Duration call_start_ = absl::ZeroDuration();
   std::vector<int> late_;
   absl::Duration waited_ = absl::ZeroDuration();
+  // Notes of this wait: what was told last, to which group ranks.
+  std::string told_;
+  std::set<int> told_to_;
+  int64_t num_told_ = 0;  // in the group's life
 };
 
 }  // namespace evenkeel::comm

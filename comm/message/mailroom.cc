@@ -72,7 +72,7 @@ absl::StatusOr<ControlMessage> DecodeControl(absl::string_view bytes, int64_t* s
   bytes.remove_prefix(sizeof(header));
   if (header.magic != kMagic || header.body_bytes != bytes.size() || header.digest != DigestOf(header, bytes) ||
       header.kind < static_cast<uint32_t>(ControlMessage::Kind::kProposal) ||
-      header.kind > static_cast<uint32_t>(ControlMessage::Kind::kGoodbye)) {
+      header.kind > static_cast<uint32_t>(ControlMessage::Kind::kWaiting)) {
     return absl::InvalidArgumentError("control message damaged");
   }
   *serial = header.serial;
@@ -224,8 +224,14 @@ void Mailroom::Sort(int peer, absl::string_view bytes) {
       return;
     case ControlMessage::Kind::kAbort:
     case ControlMessage::Kind::kLeft:
+    case ControlMessage::Kind::kWaiting:
       if (message->id <= newest_epoch_ && open_epochs_.count(message->id) == 0) {
         ++num_dropped_;
+        return;
+      }
+      if (message->kind == ControlMessage::Kind::kWaiting) {
+        ControlMessage& newest = waits_[{peer, message->id, message->pair}];
+        if (message->a > newest.a) newest = *std::move(message);
         return;
       }
       // An abort says more than the departure that follows it.
@@ -271,6 +277,15 @@ std::optional<ControlMessage> Mailroom::FindNotice(int peer, int64_t epoch, bool
   return found->second;
 }
 
+std::vector<std::pair<int, std::string>> Mailroom::WaitNotes() {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::pair<int, std::string>> notes;
+  for (const auto& [key, message] : waits_) {
+    if (!message.body.empty()) notes.emplace_back(std::get<0>(key), message.body);
+  }
+  return notes;
+}
+
 bool Mailroom::SaidGoodbye(int peer) {
   absl::MutexLock lock(&mutex_);
   if (inboxes_[peer] == nullptr) return false;
@@ -292,9 +307,9 @@ void Mailroom::OpenEpoch(int64_t epoch) {
 void Mailroom::CloseEpoch(int64_t epoch) {
   absl::MutexLock lock(&mutex_);
   open_epochs_.erase(epoch);
-  for (auto it = notices_.begin(); it != notices_.end();) {
-    it = std::get<1>(it->first) == epoch ? notices_.erase(it) : std::next(it);
-  }
+  const auto is_its = [epoch](const auto& entry) { return std::get<1>(entry.first) == epoch; };
+  std::erase_if(notices_, is_its);
+  std::erase_if(waits_, is_its);
 }
 
 void Mailroom::DoubtEpoch(int64_t epoch) {

@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -41,6 +42,8 @@ struct ControlMessage {
     kLeft = 4,     // the group of epoch `id` was destroyed; a = records sent, b = payload pieces that the reader has or
                    // will get
     kGoodbye = 5,  // the rank leaves the world in good order; a = 1: but has given up waiting for all to leave
+    kWaiting = 6,  // the sender waits for the reader in the group of epoch `id`: body = its wait_notes.h, empty when it
+                   // waits no more; a = counts up
   };
   Kind kind = Kind::kLeft;
   bool pair = false;      // about the pair of sender and reader inside the group
@@ -83,6 +86,8 @@ class Mailroom {
   // The cause, when `peer` has given up a group in answer to this rank's proposal `serial`.
   std::optional<absl::Status> FindAnswer(int peer, int64_t serial);
   std::optional<ControlMessage> FindNotice(int peer, int64_t epoch, bool pair);
+  // The newest kWaiting of each peer and group that was not empty: sender and body.
+  std::vector<std::pair<int, std::string>> WaitNotes();
   // Not before everything that `peer` had posted before its goodbye is here.
   bool SaidGoodbye(int peer);
   // `peer` does not wait any more for all ranks to leave: it ends, or has ended, on its own.
@@ -125,6 +130,7 @@ class Mailroom {
   std::vector<int64_t> serials_ ABSL_GUARDED_BY(mutex_);                 // sent to each peer
   std::list<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   std::map<std::tuple<int, int64_t, bool>, ControlMessage> notices_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::tuple<int, int64_t, bool>, ControlMessage> waits_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> open_epochs_ ABSL_GUARDED_BY(mutex_);
   int64_t newest_epoch_ ABSL_GUARDED_BY(mutex_) = -1;
   BusyChannels doubtful_ ABSL_GUARDED_BY(mutex_);

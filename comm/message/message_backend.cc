@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/host_communicator.h"
 #include "evenkeel/comm/message/tag_channels.h"
+#include "evenkeel/comm/message/wait_notes.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::comm {
@@ -124,20 +125,30 @@ absl::Status MessageBackend::Meet(Meeting& meeting) {
     absl::Status status = LookAtProposals(meeting, &complete);
     if (status.ok() && complete) return absl::OkStatus();
     if (status.ok()) status = wire_->status();
-    if (status.ok() && wire_->Now() >= limit) {
-      meeting.context.elapsed = wire_->Now() - meeting.start;
-      meeting.context.limit = options_.deadline;
-      for (int i = 0; i < group.size(); ++i) {
-        if (i == meeting.rank || meeting.proposals[i].has_value()) continue;
-        const std::string health = wire_->Health(group.ranks[i], /*describe=*/true).text;
-        meeting.context.findings.push_back(
-            {i, absl::StrCat("has not asked for this group", health.empty() ? "" : "; ", health)});
-      }
-      status = TransportError(absl::StatusCode::kDeadlineExceeded, meeting.context, "ranks are absent");
-    }
+    if (status.ok() && wire_->Now() >= limit) status = TooLate(meeting);
     if (!status.ok()) return GiveUp(meeting, std::move(status));
     wire_->Pause({.attempt = attempt, .until = limit, .since = meeting.start});
   }
+}
+
+// Nobody has said why: the members that have not asked, and what they wait for where they have told it.
+absl::Status MessageBackend::TooLate(const Meeting& meeting) {
+  const Group& group = *meeting.group;
+  ErrorContext context = meeting.context;
+  context.elapsed = wire_->Now() - meeting.start;
+  context.limit = options_.deadline;
+  WaitNotes waits = KnownWaits(mailroom_, rank(), size());
+  WaitNote own{.rank = rank(), .waits_for = {}, .text = absl::StrCat("waits in create_group of ", group.name)};
+  for (int i = 0; i < group.size(); ++i) {
+    if (i == meeting.rank || meeting.proposals[i].has_value()) continue;
+    own.waits_for.push_back(group.ranks[i]);
+    const std::string health = wire_->Health(group.ranks[i], /*describe=*/true).text;
+    context.findings.push_back({i, absl::StrCat("has not asked for this group", health.empty() ? "" : "; ", health,
+                                                DescribeWaitOf(group.ranks[i], waits))});
+  }
+  waits[rank()] = std::move(own);
+  return TransportError(absl::StatusCode::kDeadlineExceeded, std::move(context),
+                        absl::StrCat("ranks are absent", DescribeCycle(rank(), waits)));
 }
 
 absl::Status MessageBackend::LookAtProposals(Meeting& meeting, bool* complete) {

@@ -65,6 +65,7 @@ class MessageBackend final : public Backend {
   void PostGoodbye(bool alone);
   absl::Status Meet(Meeting& meeting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
   absl::Status LookAtProposals(Meeting& meeting, bool* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
+  absl::Status TooLate(const Meeting& meeting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
   absl::Status GiveUp(const Meeting& meeting, absl::Status cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mutex_);
   std::unique_ptr<Communicator> MakeCommunicator(const Group& group, int64_t epoch,
                                                  std::unique_ptr<Transport> transport);

@@ -171,9 +171,9 @@ TEST(MessageTransportTest, NoticePromisesPiecesWhoseSendingHasEnded) {
     const absl::Status status = rig.communicator->AllToAll(
         ConstTensorView(sent.data(), DType::kF32, shape), TensorView(received.data(), DType::kF32, shape), *rig.stream);
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("payload")));
-    ASSERT_EQ(rig.wire.control.size(), 1u);
+    ASSERT_GE(rig.wire.control.size(), 1u);
     int64_t serial = 0;
-    const absl::StatusOr<ControlMessage> notice = DecodeControl(rig.wire.control[0], &serial);
+    const absl::StatusOr<ControlMessage> notice = DecodeControl(rig.wire.control.back(), &serial);
     ASSERT_OK(notice);
     EXPECT_EQ(notice->kind, ControlMessage::Kind::kAbort);
     EXPECT_EQ(notice->b, ended);

@@ -49,28 +49,6 @@ absl::Status Sum(Communicator& group, Stream& stream, int64_t n, float value, st
                          TensorView(sums->data(), DType::kF32, Shape({n})), ReduceOp::kSum, stream);
 }
 
-// Two groups of the same ranks, used in opposite order by one of them: nobody can go on, the limit says so.
-TEST(SimFaultsTest, C06_OppositeOrderIsNamedAtTheDeadline) {
-  for (int odd = 0; odd < 3; ++odd) {
-    ASSERT_OK_AND_ASSIGN(const auto world, SimWorld::Create({.world_size = 3, .deadline = kDeadline}));
-    const auto statuses = world->Run([odd](Backend& rank) -> absl::Status {
-      const auto device = HostDevice::Create();
-      const auto stream = NewStream(*device);
-      EK_ASSIGN_OR_RETURN(const auto tp, rank.CreateGroup({.axis = Axis::kTp, .name = "tp", .ranks = {0, 1, 2}}));
-      EK_ASSIGN_OR_RETURN(const auto ep, rank.CreateGroup({.axis = Axis::kEp, .name = "ep", .ranks = {0, 1, 2}}));
-      EK_RETURN_IF_ERROR((rank.rank() == odd ? ep : tp)->Barrier(*stream));
-      return (rank.rank() == odd ? tp : ep)->Barrier(*stream);
-    });
-    for (int rank = 0; rank < 3; ++rank) {
-      EXPECT_THAT(statuses[rank],
-                  StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("has not entered this call")));
-      const std::vector<int> others = odd == 0 ? std::vector<int>{1, 2} : std::vector<int>{0, 3 - odd};
-      EXPECT_EQ(NamedRanks(statuses[rank]), rank == odd ? others : std::vector<int>{odd});
-      EXPECT_LE(world->end_times()[rank], kDeadline + absl::Milliseconds(500));
-    }
-  }
-}
-
 // One rank makes k of n calls and leaves: the others learn it at once.
 TEST(SimFaultsTest, C08_RankThatLeavesAfterEveryCallIsNamedAtOnce) {
   constexpr int kCalls = 5;
