@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "evenkeel/comm/message/testing/scripted_wire.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/philox.h"
 #include "evenkeel/runtime/base/status_matchers.h"
@@ -70,6 +71,57 @@ TEST(MailroomTest, LongCausesFitOneMessage) {
   const ControlMessage message{.kind = ControlMessage::Kind::kVoid, .body = EncodeStatus(cause)};
   EXPECT_LE(static_cast<int64_t>(EncodeControl(message, 1).size()), kEagerMessageBytes);
   EXPECT_EQ(DecodeStatus(message.body).code(), absl::StatusCode::kUnavailable);
+}
+
+// A mailroom of rank 0 of two, and what rank 1 sends it.
+struct Inbox {
+  void Arrive(const ControlMessage& message, int64_t serial) {
+    wire.Deliver(1, kControlTag, EncodeControl(message, serial));
+    mailroom.Poll();
+  }
+  ScriptedWire wire{2};
+  Mailroom mailroom{&wire};
+};
+
+TEST(MailroomTest, NoticesAboutGroupsThatEndedAreDropped) {
+  Inbox inbox;
+  inbox.mailroom.OpenEpoch(3);
+  inbox.Arrive({.kind = ControlMessage::Kind::kLeft, .id = 3}, 0);
+  EXPECT_TRUE(inbox.mailroom.FindNotice(1, 3, false).has_value());
+  EXPECT_FALSE(inbox.mailroom.FindNotice(1, 3, true).has_value());
+  inbox.mailroom.CloseEpoch(3);
+  EXPECT_FALSE(inbox.mailroom.FindNotice(1, 3, false).has_value());
+  inbox.Arrive({.kind = ControlMessage::Kind::kAbort, .id = 3, .body = EncodeStatus(SampleCause())}, 1);
+  EXPECT_FALSE(inbox.mailroom.FindNotice(1, 3, false).has_value());
+  EXPECT_EQ(inbox.mailroom.num_dropped(), 1);
+  inbox.Arrive({.kind = ControlMessage::Kind::kLeft, .id = 4}, 2);  // made there already, not yet here
+  EXPECT_TRUE(inbox.mailroom.FindNotice(1, 4, false).has_value());
+}
+
+TEST(MailroomTest, FirstNoticeStays) {
+  Inbox inbox;
+  inbox.Arrive({.kind = ControlMessage::Kind::kAbort, .id = 3, .body = EncodeStatus(SampleCause())}, 0);
+  inbox.Arrive({.kind = ControlMessage::Kind::kLeft, .id = 3}, 1);
+  EXPECT_EQ(inbox.mailroom.FindNotice(1, 3, false)->kind, ControlMessage::Kind::kAbort);
+}
+
+TEST(MailroomTest, DoubledMessagesAreDropped) {
+  Inbox inbox;
+  for (const int64_t serial : {0, 2, 1, 2, 0, 1}) inbox.Arrive(SampleMessage(), serial);
+  EXPECT_EQ(inbox.mailroom.num_dropped(), 3);
+}
+
+// Messages may overtake one another: what was said before the goodbye counts.
+TEST(MailroomTest, GoodbyeIsBelievedWhenAllBeforeItIsHere) {
+  Inbox inbox;
+  inbox.Arrive({.kind = ControlMessage::Kind::kGoodbye}, 2);
+  inbox.Arrive(SampleMessage(), 0);
+  EXPECT_FALSE(inbox.mailroom.SaidGoodbye(1));
+  inbox.Arrive(SampleMessage(), 1);
+  EXPECT_TRUE(inbox.mailroom.SaidGoodbye(1));
+  EXPECT_FALSE(inbox.mailroom.LeftAlone(1));
+  inbox.Arrive({.kind = ControlMessage::Kind::kGoodbye, .a = 1}, 3);
+  EXPECT_TRUE(inbox.mailroom.LeftAlone(1));
 }
 
 }  // namespace
