@@ -33,7 +33,7 @@ void FuzzControl(FuzzInput& input) {
                                .body = AnyBytes(input, 100)};
   std::string bytes = EncodeControl(message, 7);
   const auto back = DecodeControl(bytes, &serial);
-  EK_CHECK(back.ok() == (kind >= 1 && kind <= 5));
+  EK_CHECK(back.ok() == (kind >= 1 && kind <= static_cast<uint32_t>(ControlMessage::Kind::kWaiting)));
   if (back.ok()) EK_CHECK(serial == 7 && EncodeControl(*back, serial) == bytes);
   // One byte changed, or the end cut off or grown.
   const auto at = static_cast<size_t>(input.Between(0, static_cast<int64_t>(bytes.size()) - 1));
