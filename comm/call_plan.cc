@@ -1,6 +1,7 @@
 #include "evenkeel/comm/call_plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -153,6 +154,10 @@ absl::Status AppendGather(const std::byte* block, std::byte* into, const std::ve
   return absl::OkStatus();
 }
 
+Reduction ReductionOf(const CallPlan& plan) {
+  return {static_cast<DType>(plan.dtype), static_cast<ReduceOp>(plan.reduce_op)};
+}
+
 absl::Status AppendReduce(const std::byte* from, std::byte* into, const std::vector<int64_t>& offsets,
                           int64_t element_bytes, Place place, CallPlan* plan) {
   if (place.grid != nullptr && place.grid->nodes_are_subtrees()) {
@@ -160,6 +165,7 @@ absl::Status AppendReduce(const std::byte* from, std::byte* into, const std::vec
     return AppendTwoLevelReduce(*place.grid, from, into, offsets, element_bytes, place, plan);
   }
   plan->phases.push_back(ReducePhase(from, into, offsets, element_bytes, place));
+  plan->phases.back().reduction = ReductionOf(*plan);
   return absl::OkStatus();
 }
 
@@ -337,6 +343,47 @@ bool AllCall(Operation operation, absl::Span<const Fingerprint> all) {
 
 bool CallPlan::combines() const {
   return std::any_of(phases.begin(), phases.end(), [](const PhasePlan& phase) { return phase.reduces; });
+}
+
+absl::StatusOr<std::byte*> AddScratch(int64_t bytes, absl::string_view purpose, Place place, CallPlan* plan) {
+  EK_ASSIGN_OR_RETURN(ScratchBlock block, AllocateScratch(place.scratch, bytes, purpose));
+  plan->scratch.push_back(std::move(block));
+  return plan->scratch.back().get();
+}
+
+// In pieces: glibc copies those with string instructions, which need not read what they overwrite, and long spans with
+// vector stores, which do; from a few MiB on that is a third of the time.
+void CopyBytes(void* to, const void* from, int64_t bytes) {
+  constexpr int64_t kPiece = 256 << 10;
+  for (int64_t begin = 0; begin < bytes; begin += kPiece) {
+    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                static_cast<size_t>(std::min(kPiece, bytes - begin)));
+  }
+}
+
+void RunLocalSteps(absl::Span<const LocalStep> steps, int num_ranks) {
+  for (const LocalStep& step : steps) {
+    const auto [dtype, op] = step.reduction;
+    switch (step.kind) {
+      case LocalStep::Kind::kCopy:
+        CopyBytes(step.to, step.from, step.bytes);
+        break;
+      case LocalStep::Kind::kReduceCanonical:
+        ReduceCanonical(dtype, op, step.sources, step.to, step.elements);
+        break;
+      case LocalStep::Kind::kReduceToPartial:
+        ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
+        break;
+      case LocalStep::Kind::kReducePartials:
+        ReducePartials(dtype, op, step.sources, num_ranks, step.to, step.elements);
+        break;
+    }
+  }
+}
+
+void CombineBlocks(const PhasePlan& phase, int64_t begin, int64_t length, absl::Span<const void* const> sources) {
+  ReduceCanonical(phase.reduction.dtype, phase.reduction.op, sources, phase.reduce_into + begin,
+                  length / SizeOf(phase.reduction.dtype));
 }
 
 absl::Status CompletePlan(const Agreement& agreement, Place place, CallPlan* plan) {

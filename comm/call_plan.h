@@ -13,11 +13,14 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/transport.h"
+#include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
 
 namespace evenkeel::comm {
@@ -32,15 +35,22 @@ struct Place {
   ScratchMemory* scratch = ScratchMemory::Heap();
 };
 
+// How values are combined.
+struct Reduction {
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+};
+
 // Work on this rank's own memory before a phase.
 struct LocalStep {
-  enum class Kind { kCopy, kReduceToPartial, kReducePartials };  // see reduction.h
+  enum class Kind { kCopy, kReduceCanonical, kReduceToPartial, kReducePartials };  // see reduction.h
   std::byte* to = nullptr;
   const std::byte* from = nullptr;  // of a copy
   int64_t bytes = 0;                // of a copy
   int64_t elements = 0;             // of a reduction
   std::vector<const void*> sources = {};
   Kind kind = Kind::kCopy;
+  Reduction reduction = {};
 };
 
 // One Phase of the transport, with the memory of its spans.
@@ -48,12 +58,24 @@ struct PhasePlan {
   // By group rank. What a small group needs lies in the plan itself: small calls should not wait for memory.
   absl::InlinedVector<SendSpan, 4> sends;
   absl::InlinedVector<ReceiveSpan, 4> receives;
-  // When set, what arrives is combined into it: block_bytes bytes.
+  // When `reduces`, what arrives is combined into it: block_bytes bytes.
   std::byte* reduce_into = nullptr;
   int64_t block_bytes = 0;
   bool reduces = false;
+  Reduction reduction = {};
   std::vector<LocalStep> before = {};
-  bool is_local = false;  // only the local steps: no exchange
+  bool is_local = false;    // only the local steps: no exchange
+  bool is_control = false;  // it moves counts that the ranks compare: not booked as payload
+};
+
+// Of grouped calls with all_to_all_v among them: everybody's counts, which the first phase brings.
+struct GroupedCounts {
+  std::vector<int> parts = {};                 // the all_to_all_v among CallPlan::parts
+  std::vector<const std::byte*> rows_of = {};  // by rank: its row of each of them, 2 * size numbers
+  // The phases of their blocks, which only the counts tell to be needed: that of what is packed, unless other calls
+  // need it anyway (then -1), and for each of `parts` that of its larger blocks (-1 in the two-level form).
+  int packed_phase = -1;
+  std::vector<int> own_phases = {};
 };
 
 struct CallPlan {
@@ -75,6 +97,9 @@ struct CallPlan {
   bool combines() const;
   const std::byte* exchange_from = nullptr;
   std::byte* exchange_into = nullptr;
+  std::vector<CallPlan>
+      parts;  // of grouped calls (grouped_plan.h): each call's own plan, its phases moved into this one
+  std::optional<GroupedCounts> grouped_counts;
   std::vector<int> members;  // of a pair: the group ranks behind its ranks 0 and 1; else empty
 };
 
@@ -93,6 +118,16 @@ CallPlan PlanBroadcast(const TensorView& buffer, int root, Place place);
 CallPlan PlanBarrier();
 CallPlan PlanSend(const ConstTensorView& send, int peer, Place place);
 CallPlan PlanRecv(const TensorView& recv, int peer, Place place);
+
+// Gets memory that the plan keeps. ResourceExhausted naming `purpose` when there is none.
+absl::StatusOr<std::byte*> AddScratch(int64_t bytes, absl::string_view purpose, Place place, CallPlan* plan);
+
+// Carries out local steps; `num_ranks` in the group.
+void RunLocalSteps(absl::Span<const LocalStep> steps, int num_ranks);
+// What a phase that reduces does with `length` bytes from `begin` of everybody's block: see Phase::combine.
+void CombineBlocks(const PhasePlan& phase, int64_t begin, int64_t length, absl::Span<const void* const> sources);
+// memcpy, in the pieces that are fastest for long spans.
+void CopyBytes(void* to, const void* from, int64_t bytes);
 
 // Whether the ranks agree on `plan`, from what Agree gathered. Nothing when they do. `agreement` of a pair has two
 // ranks: one must send, the other receive.

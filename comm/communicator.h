@@ -39,6 +39,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/byte_ledger.h"
+#include "evenkeel/comm/grouped_call.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/stragglers.h"
@@ -103,6 +104,11 @@ class Communicator {
   // (FailedPrecondition on both otherwise).
   virtual absl::Status Send(ConstTensorView send, int peer, Stream& stream) = 0;
   virtual absl::Status Recv(TensorView recv, int peer, Stream& stream) = 0;
+
+  // Runs `calls` as one: CallGroup (call_group.h) builds them, and says what a group means. InvalidArgument naming the
+  // number of the call when one has bad arguments, or two overlap in memory that one of them writes; FailedPrecondition
+  // naming the first call in which the ranks differ. Before any error of this kind no buffer of any call has changed.
+  virtual absl::Status RunGrouped(absl::Span<const GroupedCall> calls, Stream& stream) = 0;
 
   // Limit for every later call of this handle; must be positive and finite. Not
   // collective, but equal values are part of the fingerprint. Default: the

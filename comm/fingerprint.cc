@@ -130,36 +130,6 @@ std::optional<Disagreement> FindRefusals(absl::Span<const Fingerprint> all) {
 
 }  // namespace
 
-absl::string_view OperationName(Operation operation) {
-  switch (operation) {
-    case Operation::kAllReduce:
-      return "all_reduce";
-    case Operation::kAllGather:
-      return "all_gather";
-    case Operation::kAllGatherV:
-      return "all_gather_v";
-    case Operation::kReduceScatter:
-      return "reduce_scatter";
-    case Operation::kReduceScatterV:
-      return "reduce_scatter_v";
-    case Operation::kAllToAll:
-      return "all_to_all";
-    case Operation::kAllToAllV:
-      return "all_to_all_v";
-    case Operation::kBroadcast:
-      return "broadcast";
-    case Operation::kBarrier:
-      return "barrier";
-    case Operation::kSend:
-      return "send";
-    case Operation::kRecv:
-      return "recv";
-    case Operation::kCreateGroup:
-      return "create_group";
-  }
-  return "unknown";
-}
-
 Fingerprint SealFingerprint(const Fingerprint& fingerprint) {
   Fingerprint sealed = fingerprint;
   sealed.protocol = kProtocol;

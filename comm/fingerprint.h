@@ -16,28 +16,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/operation.h"
 #include "evenkeel/runtime/base/error_context.h"
 
 namespace evenkeel::comm {
-
-// The values travel in fingerprints: append only.
-enum class Operation : uint8_t {
-  kAllReduce = 0,
-  kAllGather = 1,
-  kAllGatherV = 2,
-  kReduceScatter = 3,
-  kReduceScatterV = 4,
-  kAllToAll = 5,
-  kAllToAllV = 6,
-  kBroadcast = 7,
-  kBarrier = 8,
-  kSend = 9,
-  kRecv = 10,
-  kCreateGroup = 11,
-};
-inline constexpr int kNumOperations = 12;
-// "all_reduce", "all_gather", ...
-absl::string_view OperationName(Operation operation);
 
 inline constexpr uint8_t kNoReduceOp = 0xff;
 inline constexpr uint8_t kNoDType = 0xff;

@@ -67,7 +67,7 @@ TEST(FingerprintTest, RefusesFieldsOutsideTheirEnumerations) {
     return CheckFingerprint(SealFingerprint(f));
   };
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
-  EXPECT_THAT(status([](Fingerprint* f) { f->operation = kNumOperations; }), StatusIs(kBad, HasSubstr("operation 12")));
+  EXPECT_THAT(status([](Fingerprint* f) { f->operation = kNumOperations; }), StatusIs(kBad, HasSubstr("operation 13")));
   EXPECT_THAT(status([](Fingerprint* f) { f->dtype = 7; }), StatusIs(kBad, HasSubstr("dtype 7")));
   EXPECT_THAT(status([](Fingerprint* f) { f->reduce_op = 5; }), StatusIs(kBad, HasSubstr("operator 5")));
   EXPECT_THAT(status([](Fingerprint* f) { f->count = -1; }), StatusIs(kBad, HasSubstr("count -1")));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,25 +12,15 @@
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/fingerprint.h"
-#include "evenkeel/comm/reduction.h"
+#include "evenkeel/comm/grouped_call.h"
+#include "evenkeel/comm/grouped_plan.h"
 #include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/status_macros.h"
-#include "evenkeel/runtime/tensor/dtype.h"
 
 namespace evenkeel::comm {
 namespace {
 
 constexpr absl::Duration kMaxDeadline = absl::Hours(24);
-
-// In pieces: glibc copies those with string instructions, which need not read what they overwrite, and long spans with
-// vector stores, which do; from a few MiB on that is a third of the time.
-void CopyBytes(void* to, const void* from, int64_t bytes) {
-  constexpr int64_t kPiece = 256 << 10;
-  for (int64_t begin = 0; begin < bytes; begin += kPiece) {
-    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                static_cast<size_t>(std::min(kPiece, bytes - begin)));
-  }
-}
 
 uint32_t DeadlineMs(absl::Duration deadline) {
   return static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(deadline, absl::Milliseconds(1))));
@@ -87,6 +76,10 @@ class Impl final : public Communicator {
   }
   absl::Status Recv(TensorView recv, int peer, Stream& stream) override {
     return IssuePair(PlanRecv(recv, peer, place()), peer, stream);
+  }
+
+  absl::Status RunGrouped(absl::Span<const GroupedCall> calls, Stream& stream) override {
+    return Issue(PlanGrouped(calls, place()), stream);
   }
 
   absl::Status SetDeadline(absl::Duration deadline) override {
@@ -217,8 +210,8 @@ class Impl final : public Communicator {
     const bool refuses = !plan.bad_argument.ok();
     Posting posting{.fingerprint = MakeFingerprint(plan, call), .row = plan.row};
     Phase first;
-    if (!refuses && !plan.phases.empty()) {
-      RunLocalSteps(plan, plan.phases.front());
+    if (!refuses && !plan.phases.empty() && !plan.phases.front().is_local) {
+      RunLocalSteps(plan.phases.front().before, size());
       plan.phases.front().before.clear();
       first = SpansOf(plan.phases.front());
       posting.first = &first;
@@ -229,15 +222,44 @@ class Impl final : public Communicator {
     EK_RETURN_IF_ERROR(agreed);
     BookControl(posting, transport);
     if (plan.members.empty() && !agreement.late.empty()) NoteLate(call, agreement);
-    if (std::optional<Disagreement> odd = Judge(plan, agreement); odd.has_value()) return DisagreementError(call, *odd);
-    if (plan.needs_completion()) EK_RETURN_IF_ERROR(Complete(plan, call, agreement, transport));
-    if (plan.members.empty()) options_.ledger->AddCollective(group().axis);
+    if (std::optional<Disagreement> odd = Judge(plan, agreement); odd.has_value()) {
+      if (plan.operation == Operation::kGrouped && DifferOnlyInside(agreement)) {
+        EK_ASSIGN_OR_RETURN(odd, FindDifferentPart(plan, call, agreement, transport));
+      }
+      return DisagreementError(call, *odd);
+    }
+    if (plan.needs_completion()) {
+      plan.bad_argument = CompletePlan(agreement, place(), &plan);
+      EK_RETURN_IF_ERROR(Vote(plan, call, transport));
+    }
+    if (plan.members.empty()) BookCollectives(plan);
     return Move(plan, call, transport);
   }
 
-  // What only the agreed counts tell: the phases, and whether all ranks have the memory for them.
-  absl::Status Complete(CallPlan& plan, const Call& call, const Agreement& agreement, Transport* transport) {
-    plan.bad_argument = CompletePlan(agreement, place(), &plan);
+  // Which of the grouped calls it is in which the ranks differ.
+  absl::StatusOr<Disagreement> FindDifferentPart(const CallPlan& plan, const Call& call, const Agreement& agreement,
+                                                 Transport* transport) {
+    return FindGroupedDifference(plan, agreement, [&](const CallPlan& part, Agreement* one) -> absl::Status {
+      const Posting posting{.fingerprint = MakeFingerprint(part, call), .row = part.row};
+      EK_RETURN_IF_ERROR(transport->Agree(call, posting, one));
+      BookControl(posting, transport);
+      return absl::OkStatus();
+    });
+  }
+
+  // Grouped all_to_all_v, when everybody's counts have come.
+  absl::Status JudgeCounts(CallPlan& plan, const Call& call, Transport* transport) {
+    const std::optional<Disagreement> odd = JudgeGroupedCounts(place(), &plan);
+    if (odd.has_value()) return DisagreementError(call, *odd);
+    const bool is_complete = std::none_of(plan.parts.begin(), plan.parts.end(),
+                                          [](const CallPlan& part) { return part.needs_completion(); });
+    if (is_complete) return absl::OkStatus();
+    plan.bad_argument = CompleteGroupedPlan(place(), &plan);
+    return Vote(plan, call, transport);
+  }
+
+  // Whether all ranks have the memory for what only the agreed counts tell; else plan.bad_argument is set.
+  absl::Status Vote(const CallPlan& plan, const Call& call, Transport* transport) {
     const Posting vote{.fingerprint = MakeFingerprint(plan, call)};
     Agreement votes;
     const absl::Status agreed = transport->Agree(call, vote, &votes);
@@ -254,6 +276,11 @@ class Impl final : public Communicator {
     stragglers_.Note(where, agreement.late, agreement.waited);
   }
 
+  void BookCollectives(const CallPlan& plan) {
+    const int64_t number = plan.operation == Operation::kGrouped ? plan.count : 1;
+    for (int64_t i = 0; i < number; ++i) options_.ledger->AddCollective(group().axis);
+  }
+
   void BookControl(const Posting& posting, const Transport* transport) {
     options_.ledger->AddControl((transport->size() - 1) *
                                 static_cast<int64_t>(kFingerprintBytes + posting.row.size() * sizeof(int64_t)));
@@ -265,24 +292,6 @@ class Impl final : public Communicator {
     return TransportError(odd.code, std::move(context), absl::StrCat(odd.what, "; nothing was transferred"));
   }
 
-  void RunLocalSteps(const CallPlan& plan, const PhasePlan& phase) const {
-    const auto dtype = static_cast<DType>(plan.dtype);
-    const auto op = static_cast<ReduceOp>(plan.reduce_op);
-    for (const LocalStep& step : phase.before) {
-      switch (step.kind) {
-        case LocalStep::Kind::kCopy:
-          CopyBytes(step.to, step.from, step.bytes);
-          break;
-        case LocalStep::Kind::kReduceToPartial:
-          ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
-          break;
-        case LocalStep::Kind::kReducePartials:
-          ReducePartials(dtype, op, step.sources, size(), step.to, step.elements);
-          break;
-      }
-    }
-  }
-
   static Phase SpansOf(const PhasePlan& plan) {
     Phase phase;
     phase.sends = plan.sends;
@@ -292,25 +301,26 @@ class Impl final : public Communicator {
   }
 
   // `transport` is null in a group of one, where only the own blocks are moved.
-  absl::Status Move(const CallPlan& plan, const Call& call, Transport* transport) {
+  absl::Status Move(CallPlan& plan, const Call& call, Transport* transport) {
     const int self = transport == nullptr ? 0 : transport->rank();
-    for (const PhasePlan& step : plan.phases) {
-      RunLocalSteps(plan, step);
+    for (size_t i = 0; i < plan.phases.size(); ++i) {
+      const PhasePlan& step = plan.phases[i];
+      RunLocalSteps(step.before, size());
       if (step.is_local) continue;
       Book(plan, step, self);
       Phase phase = SpansOf(step);
       const auto copy_own = [&step, self] { CopyOwnBlock(step, self); };
       const absl::FunctionRef<void()> meanwhile(copy_own);
       if (!step.reduces) phase.meanwhile = &meanwhile;
-      const auto reduce = [&plan, &step](int64_t begin, int64_t length, absl::Span<const void* const> sources) {
-        const auto dtype = static_cast<DType>(plan.dtype);
-        ReduceCanonical(dtype, static_cast<ReduceOp>(plan.reduce_op), sources, step.reduce_into + begin,
-                        length / SizeOf(dtype));
+      const auto reduce = [&step](int64_t begin, int64_t length, absl::Span<const void* const> sources) {
+        CombineBlocks(step, begin, length, sources);
       };
       const CombineFn combine(reduce);
       if (step.reduces) phase.combine = &combine;
-      phase.more_follows = std::any_of(&step + 1, plan.phases.data() + plan.phases.size(),
-                                       [](const PhasePlan& later) { return !later.is_local; });
+      // Ranks that give up because of the counts must not take back what others still read.
+      phase.more_follows =
+          !step.is_control && std::any_of(plan.phases.begin() + static_cast<int64_t>(i) + 1, plan.phases.end(),
+                                          [](const PhasePlan& later) { return !later.is_local; });
       if (transport != nullptr) {
         EK_RETURN_IF_ERROR(transport->Exchange(call, phase));
       } else if (!step.reduces) {
@@ -319,6 +329,7 @@ class Impl final : public Communicator {
         const void* const own[] = {step.sends[0].data};
         combine(0, step.block_bytes, own);
       }
+      if (step.is_control) EK_RETURN_IF_ERROR(JudgeCounts(plan, call, transport));
     }
     return absl::OkStatus();
   }
@@ -333,6 +344,10 @@ class Impl final : public Communicator {
     const auto world_rank = [this, &plan](int index) {
       return group().ranks[plan.members.empty() ? index : plan.members[index]];
     };
+    if (step.is_control) {
+      for (const SendSpan& send : step.sends) options_.ledger->AddControl(send.bytes);
+      return;
+    }
     const int from = world_rank(self);
     for (int to = 0; to < static_cast<int>(step.sends.size()); ++to) {
       if (to == self || step.sends[to].bytes == 0) continue;

@@ -1,6 +1,6 @@
 // Fingerprints and count rows from arbitrary bytes, and the plans of v-collectives from arbitrary counts, groups and
 // topologies: nothing crashes, refusals are refusals, and accepted plans, carried out by hand, move every byte to its
-// place, in the direct and in the two-level form alike.
+// place, in the direct and in the two-level form alike, alone and grouped.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -10,7 +10,8 @@
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/count_matrix.h"
 #include "evenkeel/comm/fingerprint.h"
-#include "evenkeel/comm/reduction.h"
+#include "evenkeel/comm/grouped_call.h"
+#include "evenkeel/comm/grouped_plan.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/fuzz_input.h"
@@ -179,50 +180,57 @@ void FuzzArguments(FuzzInput& input) {
   }
 }
 
-void RunSteps(const CallPlan& plan, const PhasePlan& phase, int size) {
-  for (const LocalStep& step : phase.before) {
-    const auto dtype = static_cast<DType>(plan.dtype);
-    const auto op = static_cast<ReduceOp>(plan.reduce_op);
-    if (step.kind == LocalStep::Kind::kCopy) std::memcpy(step.to, step.from, step.bytes);
-    if (step.kind == LocalStep::Kind::kReduceToPartial)
-      ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
-    if (step.kind == LocalStep::Kind::kReducePartials) {
-      ReducePartials(dtype, op, step.sources, size, step.to, step.elements);
-    }
-  }
-}
-
 // What HostCommunicator and a transport do, for all ranks in one thread.
+class Execution {
+ public:
+  explicit Execution(std::vector<CallPlan>& plans) : plans_(plans), next_(plans.size(), 0) {}
+
+  // The next exchange, with the local steps before it; false when there is none. All ranks have equally many.
+  bool Exchange() {
+    int at_exchange = 0;
+    for (size_t r = 0; r < plans_.size(); ++r) at_exchange += Advance(r) ? 1 : 0;
+    EK_CHECK(at_exchange == 0 || at_exchange == static_cast<int>(plans_.size()));
+    for (size_t to = 0; to < plans_.size() && at_exchange > 0; ++to) Deliver(to);
+    for (size_t& next : next_) next += at_exchange > 0 ? 1 : 0;
+    return at_exchange > 0;
+  }
+
+ private:
+  bool Advance(size_t r) {
+    for (const auto& phases = plans_[r].phases; next_[r] < phases.size(); ++next_[r]) {
+      RunLocalSteps(phases[next_[r]].before, static_cast<int>(plans_.size()));
+      if (!phases[next_[r]].is_local) return true;
+    }
+    return false;
+  }
+  void Deliver(size_t to) {
+    const PhasePlan& phase = plans_[to].phases[next_[to]];
+    std::vector<const void*> sources(plans_.size());
+    for (size_t from = 0; from < plans_.size(); ++from) {
+      const SendSpan& sent = plans_[from].phases[next_[from]].sends[to];
+      const ReceiveSpan& received = phase.receives[from];
+      EK_CHECK(sent.bytes == received.bytes || from == to);
+      EK_CHECK(plans_[from].phases[next_[from]].reduces == phase.reduces);
+      sources[from] = sent.data;
+      if (!phase.reduces && sent.bytes > 0 && sent.data != received.data) {
+        std::memcpy(received.data, sent.data, sent.bytes);
+      }
+    }
+    if (phase.reduces && phase.block_bytes > 0) CombineBlocks(phase, 0, phase.block_bytes, sources);
+  }
+
+  std::vector<CallPlan>& plans_;
+  std::vector<size_t> next_;  // phase of each rank
+};
+
 void CarryOut(std::vector<CallPlan>& plans) {
-  const int size = static_cast<int>(plans.size());
-  for (size_t k = 0; k < plans[0].phases.size(); ++k) {
-    for (CallPlan& plan : plans) {
-      EK_CHECK(plan.phases.size() == plans[0].phases.size());
-      RunSteps(plan, plan.phases[k], size);
-    }
-    for (int to = 0; to < size && !plans[0].phases[k].is_local; ++to) {
-      const PhasePlan& phase = plans[to].phases[k];
-      std::vector<const void*> sources(size);
-      for (int from = 0; from < size; ++from) {
-        const SendSpan& sent = plans[from].phases[k].sends[to];
-        const ReceiveSpan& received = phase.receives[from];
-        EK_CHECK(sent.bytes == received.bytes || from == to);
-        sources[from] = sent.data;
-        if (!phase.reduces && sent.bytes > 0 && sent.data != received.data) {
-          std::memcpy(received.data, sent.data, sent.bytes);
-        }
-      }
-      if (phase.reduces && phase.block_bytes > 0) {
-        const auto dtype = static_cast<DType>(plans[to].dtype);
-        ReduceCanonical(dtype, static_cast<ReduceOp>(plans[to].reduce_op), sources, phase.reduce_into,
-                        phase.block_bytes / SizeOf(dtype));
-      }
-    }
+  for (Execution execution(plans); execution.Exchange();) {
   }
 }
 
 struct World {
-  explicit World(FuzzInput& input) {
+  // `scale`: of the counts.
+  World(FuzzInput& input, int64_t scale) {
     const int size = static_cast<int>(input.Between(1, 8));
     std::vector<int> nodes(size);
     for (int& node : nodes) node = static_cast<int>(input.Between(0, 3));
@@ -235,7 +243,7 @@ struct World {
     if (size > 1) grid = NodeGrid::Create(group, Topology(nodes));
     counts.assign(size, std::vector<int64_t>(size));
     for (auto& row : counts) {
-      for (int64_t& count : row) count = input.Between(0, 5);
+      for (int64_t& count : row) count = scale * input.Between(0, 5);
     }
   }
   int size() const { return static_cast<int>(counts.size()); }
@@ -319,6 +327,65 @@ void FuzzGatherAndReduce(const World& world) {
   }
 }
 
+// Up to six calls of three kinds grouped: every plan has the same phases, and the results are those of the calls alone.
+void FuzzGrouped(FuzzInput& input, const World& world) {
+  const int size = world.size();
+  const std::vector<int64_t>& counts = world.counts[0];
+  const auto num_calls = static_cast<size_t>(input.Between(0, 6));
+  std::vector<int64_t> kinds(num_calls);
+  for (int64_t& kind : kinds) kind = input.Between(0, 2);
+  struct Memory {
+    std::vector<uint8_t> send, alone, grouped;
+  };
+  std::vector<std::vector<Memory>> memory(size, std::vector<Memory>(num_calls));  // [rank][call]
+  std::vector<std::vector<GroupedCall>> alone(size), grouped(size);
+  for (int r = 0; r < size; ++r) {
+    std::vector<int64_t> incoming;
+    for (int i = 0; i < size; ++i) incoming.push_back(world.counts[i][r]);
+    for (size_t c = 0; c < num_calls; ++c) {
+      const bool gathers = kinds[c] == 0, reduces = kinds[c] == 1;
+      const int64_t sent = gathers ? counts[r] : reduces ? Sum(counts) : Sum(world.counts[r]);
+      const int64_t received = gathers ? Sum(counts) : reduces ? counts[r] : Sum(incoming);
+      Memory& m = memory[r][c];
+      for (int64_t at = 0; at < sent; ++at) m.send.push_back(Mark(r, at + static_cast<int64_t>(c)));
+      m.alone.assign(received, 0);
+      m.grouped.assign(received, 0);
+      GroupedCall call{.operation = gathers   ? Operation::kAllGatherV
+                                    : reduces ? Operation::kReduceScatterV
+                                              : Operation::kAllToAllV,
+                       .send = ConstTensorView(m.send.data(), DType::kU8, Shape({sent})),
+                       .counts = gathers || reduces ? counts : world.counts[r],
+                       .recv_counts = incoming};
+      call.recv = TensorView(m.alone.data(), DType::kU8, Shape({received}));
+      alone[r].push_back(call);
+      call.recv = TensorView(m.grouped.data(), DType::kU8, Shape({received}));
+      grouped[r].push_back(call);
+    }
+  }
+  const auto run = [&world, size](const std::vector<std::vector<GroupedCall>>& calls, size_t first, size_t number) {
+    std::vector<CallPlan> plans;
+    for (int r = 0; r < size; ++r) {
+      plans.push_back(PlanGrouped(absl::MakeConstSpan(calls[r]).subspan(first, number), world.place(r)));
+      EK_CHECK_OK(plans.back().bad_argument);
+    }
+    Execution execution(plans);
+    if (plans[0].grouped_counts.has_value()) {
+      EK_CHECK(execution.Exchange());
+      for (int r = 0; r < size; ++r) {
+        EK_CHECK(!JudgeGroupedCounts(world.place(r), &plans[r]).has_value());
+        EK_CHECK_OK(CompleteGroupedPlan(world.place(r), &plans[r]));
+      }
+    }
+    while (execution.Exchange()) {
+    }
+  };
+  for (size_t c = 0; c < num_calls; ++c) run(alone, c, 1);
+  run(grouped, 0, num_calls);
+  for (const std::vector<Memory>& of_rank : memory) {
+    for (const Memory& m : of_rank) EK_CHECK(m.alone == m.grouped);
+  }
+}
+
 }  // namespace
 }  // namespace evenkeel::comm
 
@@ -335,9 +402,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       evenkeel::comm::FuzzArguments(input);
       break;
     default: {
-      const evenkeel::comm::World world(input);
+      // Counts of a few bytes, or around what grouped calls pack.
+      const evenkeel::comm::World world(input, input.Between(0, 7) > 0 ? 1 : 1500);
       evenkeel::comm::FuzzExchange(world);
       evenkeel::comm::FuzzGatherAndReduce(world);
+      evenkeel::comm::FuzzGrouped(input, world);
     }
   }
   return 0;

@@ -15,9 +15,7 @@ namespace evenkeel::comm {
 namespace {
 
 absl::StatusOr<std::byte*> NewScratch(int64_t bytes, Place place, CallPlan* plan) {
-  EK_ASSIGN_OR_RETURN(ScratchBlock block, AllocateScratch(place.scratch, bytes, "the two-level form"));
-  plan->scratch.push_back(std::move(block));
-  return plan->scratch.back().get();
+  return AddScratch(bytes, "the two-level form", place, plan);
 }
 
 PhasePlan EmptyPhase(Place place) {
@@ -128,7 +126,8 @@ absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, s
                                   CallPlan* plan) {
   const int node = grid.node(place.rank);
   const int local = grid.local(place.rank);
-  const int64_t partial_bytes = AccumulatorBytes(static_cast<DType>(plan->dtype));
+  const Reduction reduction{static_cast<DType>(plan->dtype), static_cast<ReduceOp>(plan->reduce_op)};
+  const int64_t partial_bytes = AccumulatorBytes(reduction.dtype);
   const auto elements_of = [&](int rank) { return offsets[rank + 1] - offsets[rank]; };
   const auto elements_of_column = [&](int column) {
     int64_t elements = 0;
@@ -166,7 +165,10 @@ absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, s
   for (int n = 0; n < grid.num_nodes(); ++n) {
     const int peer = grid.RankAt(n, local);
     EK_ASSIGN_OR_RETURN(std::byte* const partial, NewScratch(elements_of(peer) * partial_bytes, place, plan));
-    LocalStep reduce{.to = partial, .elements = elements_of(peer), .kind = LocalStep::Kind::kReduceToPartial};
+    LocalStep reduce{.to = partial,
+                     .elements = elements_of(peer),
+                     .kind = LocalStep::Kind::kReduceToPartial,
+                     .reduction = reduction};
     for (int l = 0; l < grid.per_node(); ++l) reduce.sources.push_back(columns[l] + at * element_bytes);
     between.before.push_back(std::move(reduce));
     at += elements_of(peer);
@@ -181,7 +183,8 @@ absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, s
   AppendLocalSteps({{.to = into,
                      .elements = elements_of(place.rank),
                      .sources = std::move(sums),
-                     .kind = LocalStep::Kind::kReducePartials}},
+                     .kind = LocalStep::Kind::kReducePartials,
+                     .reduction = reduction}},
                    place, plan);
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/message/testing/operation_digests.h"
 #include "evenkeel/comm/sim/sim_world.h"
@@ -57,6 +58,7 @@ enum class Step {
   kReduceScatterV,
   kAllToAllV,
   kBroadcast,
+  kGrouped,
   kFirstSendsToLast,
   kSkippedByTheLast,
 };
@@ -110,6 +112,16 @@ absl::Status RunStep(Step step, Communicator& group, Stream& stream, uint64_t* d
       if (group.rank() == 1) std::memcpy(result.data(), data.data(), data.size());
       status = group.Broadcast(out(kN), 1, stream);
       break;
+    case Step::kGrouped: {
+      CallGroup calls;
+      calls.AllToAllV(in(total), counts, out(counts[group.rank()] * group.size()),
+                      std::vector<int64_t>(group.size(), counts[group.rank()]));
+      std::vector<float> sum(static_cast<size_t>(kN), -1.0f);
+      calls.AllReduce(in(kN), TensorView(sum.data(), DType::kF32, Shape({kN})), ReduceOp::kSum);
+      status = calls.Run(group, stream);
+      *digest = CombineDigests(*digest, Digest64(sum.data(), sum.size() * sizeof(float)));
+      break;
+    }
     case Step::kFirstSendsToLast:
       if (group.rank() == 0) status = group.Send(in(kN), group.size() - 1, stream);
       if (group.rank() == group.size() - 1) status = group.Recv(out(kN), 0, stream);
@@ -202,6 +214,12 @@ TEST(SimExhaustiveTest, TwoRanksFourOtherCalls) {
   }
 }
 
+TEST(SimExhaustiveTest, GroupedCalls) {
+  const std::vector<Step> program = {Step::kGrouped, Step::kAllReduce, Step::kGrouped};
+  EXPECT_LT(RunAll(2, program, /*eager_bytes=*/2048, /*at_sends=*/true, {kOk, kOk}), kMost);
+  EXPECT_LT(RunAll(2, program, /*eager_bytes=*/0, /*at_sends=*/false, {kOk, kOk}), kMost);
+}
+
 TEST(SimExhaustiveTest, ThreeRanksOtherCalls) {
   const std::vector<absl::StatusCode> ok = {kOk, kOk, kOk};
   const std::vector<Step> gathers = {Step::kAllGatherV, Step::kBroadcast, Step::kAllToAllV};
@@ -214,9 +232,9 @@ TEST(SimExhaustiveTest, ThreeRanksOtherCalls) {
 // Two kinds of call at once, all pairs of them: the same refusal in every interleaving.
 TEST(SimExhaustiveTest, C04_EveryPairOfDifferentCallsIsFoundInEveryInterleaving) {
   constexpr absl::StatusCode kOdd = absl::StatusCode::kFailedPrecondition;
-  const Step kinds[] = {Step::kBarrier,       Step::kAllReduce,      Step::kAllToAll,
-                        Step::kReduceScatter, Step::kAllGather,      Step::kAllGatherV,
-                        Step::kAllToAllV,     Step::kReduceScatterV, Step::kBroadcast};
+  const Step kinds[] = {Step::kBarrier,   Step::kAllReduce,  Step::kAllToAll,  Step::kReduceScatter,
+                        Step::kAllGather, Step::kAllGatherV, Step::kAllToAllV, Step::kReduceScatterV,
+                        Step::kBroadcast, Step::kGrouped};
   for (const Step usual : kinds) {
     for (const Step odd : kinds) {
       if (usual == odd) continue;
@@ -235,6 +253,7 @@ TEST(SimExhaustiveTest, ThreeRanksFourCallsLong) {
   EXPECT_LT(RunAll(3, {Step::kAllReduce, Step::kAllToAll}, /*eager_bytes=*/0, /*at_sends=*/false, ok), kMost);
   const std::vector<Step> others = {Step::kAllGatherV, Step::kBroadcast, Step::kAllToAllV, Step::kReduceScatterV};
   EXPECT_LT(RunAll(3, others, /*eager_bytes=*/2048, /*at_sends=*/false, ok), kMost);
+  EXPECT_LT(RunAll(3, {Step::kGrouped}, /*eager_bytes=*/2048, /*at_sends=*/false, ok), kMost);
 }
 
 // C08: a rank skips a call; the next one is another call, so all learn it at once, in every interleaving.

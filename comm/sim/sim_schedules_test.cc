@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/message/testing/operation_digests.h"
 #include "evenkeel/comm/sim/sim_world.h"
 #include "evenkeel/comm/testing/run_ranks.h"
@@ -46,7 +47,7 @@ std::string DescribeRun(const SimOptions& options) {
                       test.name(), " --test_env=EVENKEEL_SIM_SCHEDULES=1 --test_env=EVENKEEL_SIM_SEED=", options.seed);
 }
 
-constexpr int kNumCalls = 6;
+constexpr int kNumCalls = 7;
 const absl::Duration kDeadline = absl::Seconds(1);
 
 // What one rank saw.
@@ -66,7 +67,7 @@ absl::Status MakeCall(Communicator& group, Stream& stream, int index, uint64_t* 
   const auto in = [&data](int64_t count) { return ConstTensorView(data.data(), DType::kF32, Shape({count})); };
   const auto out = [&result](int64_t count) { return TensorView(result.data(), DType::kF32, Shape({count})); };
   absl::Status status;
-  switch (index % 6) {
+  switch (index % 7) {
     case 0:
       status = group.AllReduce(in(n), out(n), ReduceOp::kSum, stream);
       break;
@@ -82,6 +83,15 @@ absl::Status MakeCall(Communicator& group, Stream& stream, int index, uint64_t* 
     case 4:
       status = group.AllGather(in(n), out(all), stream);
       break;
+    case 5: {
+      CallGroup calls;
+      const std::vector<int64_t> counts(group.size(), n / group.size());
+      const int64_t blocks = counts[0] * group.size();
+      calls.AllToAllV(in(blocks), counts, out(blocks), counts);
+      calls.AllReduce(in(10), TensorView(result.data() + blocks, DType::kF32, Shape({10})), ReduceOp::kSum);
+      status = calls.Run(group, stream);
+      break;
+    }
     default:
       status = group.AllReduce(in(n), out(n), ReduceOp::kMax, stream);
   }

@@ -7,6 +7,7 @@
 #include <list>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -38,8 +39,6 @@ bool Overlap(const ConstTensorView& a, const ConstTensorView& b) {
          b_begin < a_begin + static_cast<uint64_t>(a.num_bytes());
 }
 
-ConstTensorView Const(const TensorView& view) { return ConstTensorView(view.raw(), view.dtype(), view.shape()); }
-
 ErrorContext Where(const CallInfo& info) {
   ErrorContext where;
   where.module = "comm";
@@ -61,12 +60,15 @@ absl::Status Written(const ErrorContext& where, const char* what) {
 
 class BufferWatch::InFlight : public std::enable_shared_from_this<InFlight> {
  public:
+  struct Memory {
+    ConstTensorView send, recv;
+  };
   bool Reads(const ConstTensorView& memory) { return Find(memory, true); }
   bool Writes(const ConstTensorView& memory) { return Find(memory, false); }
-  // From now on a queued call reads `send` and writes `recv`, until nobody keeps what is returned.
-  std::shared_ptr<void> Add(const ConstTensorView& send, const ConstTensorView& recv) {
+  // From now on a queued call reads and writes `memory`, until nobody keeps what is returned.
+  std::shared_ptr<void> Add(Memory memory) {
     absl::MutexLock lock(&mutex_);
-    const auto place = calls_.insert(calls_.end(), {send, recv});
+    const auto place = calls_.insert(calls_.end(), std::move(memory));
     return std::shared_ptr<void>(nullptr, [self = shared_from_this(), place](void*) {
       absl::MutexLock last_lock(&self->mutex_);
       self->calls_.erase(place);
@@ -74,9 +76,6 @@ class BufferWatch::InFlight : public std::enable_shared_from_this<InFlight> {
   }
 
  private:
-  struct Memory {
-    ConstTensorView send, recv;
-  };
   bool Find(const ConstTensorView& memory, bool reads) {
     absl::MutexLock lock(&mutex_);
     return std::any_of(calls_.begin(), calls_.end(),
@@ -89,31 +88,55 @@ class BufferWatch::InFlight : public std::enable_shared_from_this<InFlight> {
 
 BufferWatch::BufferWatch() : in_flight_(std::make_shared<InFlight>()) {}
 
+// Poisons what one call will write and remembers what its memory holds.
+class BufferWatch::Use {
+ public:
+  Use(const CallInfo& info, InFlight* in_flight) {
+    const bool is_broadcast = info.operation == Operation::kBroadcast;
+    const bool reads_only = is_broadcast && info.rank == info.peer;
+    const bool writes_only = is_broadcast && !reads_only;
+    const ConstTensorView written(info.recv);
+    in_place_ = !is_broadcast && Overlap(info.send, written);
+    const bool recv_is_free = !in_flight->Reads(written) && !in_flight->Writes(written);
+    const bool send_is_there = !in_flight->Writes(info.send);
+    if (recv_is_free && !reads_only && !in_place_ && info.recv.num_bytes() > 0) {
+      std::memset(info.recv.raw(), static_cast<int>(kPoison), static_cast<size_t>(info.recv.num_bytes()));
+    }
+    if (send_is_there && !writes_only) send_ = Remembered::Of(info.send.raw(), info.send.num_bytes());
+    if (recv_is_free) recv_ = Remembered::Of(info.recv.raw(), info.recv.num_bytes());
+    queued_ = in_flight->Add({info.send, written});
+  }
+
+  absl::Status CheckBefore(const ErrorContext& where) const {
+    if (!send_.IsUnchanged()) return Written(where, "the send buffer was written while the call was queued");
+    if (!recv_.IsUnchanged()) return Written(where, "the receive buffer was written while the call was queued");
+    return absl::OkStatus();
+  }
+  absl::Status CheckAfter(const ErrorContext& where) const {
+    if (in_place_ || send_.IsUnchanged()) return absl::OkStatus();
+    return Written(where, "the send buffer was written while the call ran");
+  }
+
+ private:
+  bool in_place_ = false;
+  Remembered send_, recv_;
+  std::shared_ptr<void> queued_;
+};
+
 absl::Status BufferWatch::Around(const CallInfo& info, Stream& stream, absl::FunctionRef<absl::Status()> call) {
   if (stream.is_inline()) return call();
-  const bool reads_only = info.operation == Operation::kBroadcast && info.rank == info.peer;
-  const bool writes_only = info.operation == Operation::kBroadcast && !reads_only;
-  const ConstTensorView written = Const(info.recv);
-  const bool in_place = info.operation != Operation::kBroadcast && Overlap(info.send, written);
-  const bool recv_is_free = !in_flight_->Reads(written) && !in_flight_->Writes(written);
-  const bool send_is_there = !in_flight_->Writes(info.send);
-  if (recv_is_free && !reads_only && !in_place && info.recv.num_bytes() > 0) {
-    std::memset(info.recv.raw(), static_cast<int>(kPoison), static_cast<size_t>(info.recv.num_bytes()));
-  }
-  Remembered send, recv;
-  if (send_is_there && !writes_only) send = Remembered::Of(info.send.raw(), info.send.num_bytes());
-  if (recv_is_free) recv = Remembered::Of(info.recv.raw(), info.recv.num_bytes());
-  std::shared_ptr<void> in_flight = in_flight_->Add(info.send, written);
+  const auto uses = std::make_shared<std::vector<Use>>();
+  if (info.operation != Operation::kGrouped) uses->emplace_back(info, in_flight_.get());
+  for (const CallInfo& part : info.grouped) uses->emplace_back(part, in_flight_.get());
   const ErrorContext where = Where(info);
-  EK_RETURN_IF_ERROR(stream.Launch([where, send, recv] {
-    if (!send.IsUnchanged()) return Written(where, "the send buffer was written while the call was queued");
-    if (!recv.IsUnchanged()) return Written(where, "the receive buffer was written while the call was queued");
+  EK_RETURN_IF_ERROR(stream.Launch([where, uses]() -> absl::Status {
+    for (const Use& use : *uses) EK_RETURN_IF_ERROR(use.CheckBefore(where));
     return absl::OkStatus();
   }));
   EK_RETURN_IF_ERROR(call());
-  return stream.Launch([where, send, in_place, in_flight = std::move(in_flight)] {
-    return in_place || send.IsUnchanged() ? absl::OkStatus()
-                                          : Written(where, "the send buffer was written while the call ran");
+  return stream.Launch([where, uses]() -> absl::Status {
+    for (const Use& use : *uses) EK_RETURN_IF_ERROR(use.CheckAfter(where));
+    return absl::OkStatus();
   });
 }
 

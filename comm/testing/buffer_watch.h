@@ -28,6 +28,7 @@ class BufferWatch final : public CallObserver {
 
  private:
   class InFlight;  // the memory of queued calls
+  class Use;       // that of one call
   const std::shared_ptr<InFlight> in_flight_;
 };
 

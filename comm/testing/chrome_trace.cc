@@ -19,6 +19,15 @@ nlohmann::ordered_json Arguments(const CallInfo& info) {
     json["send_bytes"] = info.send_elements * SizeOf(*info.dtype);
     json["recv_bytes"] = info.recv_elements * SizeOf(*info.dtype);
   }
+  if (info.operation == Operation::kGrouped) {
+    json["calls"] = info.grouped.size();
+    json["send_bytes"] = 0;
+    json["recv_bytes"] = 0;
+    for (const CallInfo& part : info.grouped) {
+      json["send_bytes"] = json["send_bytes"].get<int64_t>() + part.send.num_bytes();
+      json["recv_bytes"] = json["recv_bytes"].get<int64_t>() + part.recv.num_bytes();
+    }
+  }
   return json;
 }
 

@@ -20,7 +20,8 @@ namespace {
 
 constexpr Operation kCollectives[] = {Operation::kAllReduce,     Operation::kAllGather,      Operation::kAllGatherV,
                                       Operation::kReduceScatter, Operation::kReduceScatterV, Operation::kAllToAll,
-                                      Operation::kAllToAllV,     Operation::kBroadcast,      Operation::kBarrier};
+                                      Operation::kAllToAllV,     Operation::kBroadcast,      Operation::kBarrier,
+                                      Operation::kGrouped};
 // How many ranks an error lists one by one (fingerprint.h).
 constexpr int kAllListed = 8;
 
@@ -260,6 +261,7 @@ std::vector<ConformanceCase> AgreementCases(const ConformanceOptions& options) {
   add("C07_CountMatrixDiffers", CountMatrixDiffers);
   add("C08_OneCallSkipped", CallSkipped);
   add("DeadlinesDiffer", DeadlinesDiffer);
+  for (ConformanceCase& grouped : GroupedAgreementCases(options)) cases.push_back(std::move(grouped));
   for (ConformanceCase& refusal : RefusalCases(options)) cases.push_back(std::move(refusal));
   return cases;
 }

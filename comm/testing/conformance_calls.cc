@@ -1,9 +1,11 @@
 #include "evenkeel/comm/testing/conformance_calls.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/philox.h"
@@ -14,7 +16,41 @@ namespace {
 
 constexpr int64_t kRoom = 16;  // elements a rank beside n
 
-int64_t Sum(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+using Counts = std::vector<int64_t>;
+
+int64_t Sum(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+// What rank `from` sends to rank `to` in an all_to_all_v of `spec`.
+int64_t Entry(const CallSpec& spec, int from, int to) {
+  if (spec.matrix_seed >= 0) return MatrixEntry(spec.matrix_seed, from, to);
+  if (spec.mixture < 0) return spec.n;
+  const int64_t choices[] = {0, 7, spec.n / 2, spec.n};
+  return std::min(spec.n, choices[(from * 5 + to * 3 + spec.mixture) % 4]);
+}
+
+bool HasCounts(Operation operation) {
+  return operation == Operation::kAllGatherV || operation == Operation::kReduceScatterV ||
+         operation == Operation::kAllToAllV;
+}
+
+// The counts of the call, and of all_to_all_v those of what it receives, with the changed entry; else empty.
+Counts CountsOf(const CallSpec& spec, int size, int rank) {
+  Counts counts;
+  const bool is_exchange = spec.operation == Operation::kAllToAllV;
+  for (int r = 0; r < size && HasCounts(spec.operation); ++r) {
+    counts.push_back(is_exchange ? Entry(spec, rank, r) : spec.mixture < 0 ? spec.n : Entry(spec, r, r + 2));
+  }
+  if (spec.changed_entry >= 0 && spec.changed_entry < static_cast<int>(counts.size())) {
+    counts[spec.changed_entry] = spec.changed_to;
+  }
+  return counts;
+}
+Counts RecvCountsOf(const CallSpec& spec, int size, int rank) {
+  Counts counts;
+  for (int r = 0; r < size && spec.operation == Operation::kAllToAllV; ++r) counts.push_back(Entry(spec, r, rank));
+  if (spec.changed_entry >= size && !counts.empty()) counts[spec.changed_entry - size] = spec.changed_to;
+  return counts;
+}
 
 }  // namespace
 
@@ -36,37 +72,68 @@ absl::Status CallBuffers::CheckUntouched() const {
   return recv.CheckUntouched("recv");
 }
 
-absl::Status IssueCall(const CallSpec& spec, Communicator& group, Stream& stream, CallBuffers* buffers) {
-  const int size = group.size();
-  const auto send = [&spec, buffers](int64_t n) { return buffers->send.View(spec.dtype, 0, n); };
-  const auto recv = [&spec, buffers](int64_t n) { return buffers->recv.View(spec.dtype, 0, n); };
-  std::vector<int64_t> counts(size, spec.n), recv_counts(size, spec.n);
-  for (int r = 0; r < size && spec.matrix_seed >= 0 && spec.operation == Operation::kAllToAllV; ++r) {
-    counts[r] = MatrixEntry(spec.matrix_seed, group.rank(), r);
-    recv_counts[r] = MatrixEntry(spec.matrix_seed, r, group.rank());
-  }
-  if (spec.changed_entry >= size) recv_counts[spec.changed_entry - size] = spec.changed_to;
-  if (spec.changed_entry >= 0 && spec.changed_entry < size) counts[spec.changed_entry] = spec.changed_to;
+GroupedCall MakeCall(const CallSpec& spec, int size, int rank, CallBuffers* buffers) {
+  const auto send = [&spec, buffers](int64_t n, int64_t at = 0) { return buffers->send.View(spec.dtype, at, n); };
+  const auto recv = [&spec, buffers](int64_t n, int64_t at = 0) { return buffers->recv.View(spec.dtype, at, n); };
+  const Counts counts = CountsOf(spec, size, rank), recv_counts = RecvCountsOf(spec, size, rank);
+  const int64_t own = counts.empty() ? 0 : counts[rank];
+  const int64_t before = counts.empty() ? 0 : Sum(Counts(counts.begin(), counts.begin() + rank));
+  GroupedCall call{.operation = spec.operation, .reduce_op = spec.reduce, .root = spec.root};
+  const auto gather = [&](int64_t block, int64_t all, int64_t at) {
+    call.send = spec.in_place ? recv(block, at) : send(block);
+    call.recv = recv(all);
+  };
+  const auto scatter = [&](int64_t block, int64_t all, int64_t at) {
+    call.send = send(all);
+    call.recv = spec.in_place ? send(block, at) : recv(block);
+  };
   switch (spec.operation) {
     case Operation::kAllReduce:
-      return group.AllReduce(send(spec.n), recv(spec.n), spec.reduce, stream);
+      gather(spec.n, spec.n, 0);
+      break;
     case Operation::kAllGather:
-      return group.AllGather(send(spec.n), recv(spec.n * size), stream);
+      gather(spec.n, spec.n * size, spec.n * rank);
+      break;
     case Operation::kAllGatherV:
-      return group.AllGatherV(send(counts[group.rank()]), recv(Sum(counts)), counts, stream);
+      gather(own, Sum(counts), before);
+      break;
     case Operation::kReduceScatter:
-      return group.ReduceScatter(send(spec.n * size), recv(spec.n), spec.reduce, stream);
+      scatter(spec.n, spec.n * size, spec.n * rank);
+      break;
     case Operation::kReduceScatterV:
-      return group.ReduceScatterV(send(Sum(counts)), recv(counts[group.rank()]), counts, spec.reduce, stream);
+      scatter(own, Sum(counts), before);
+      break;
     case Operation::kAllToAll:
-      return group.AllToAll(send(spec.n * size), recv(spec.n * size), stream);
+      call.send = send(spec.n * size);
+      call.recv = recv(spec.n * size);
+      break;
     case Operation::kAllToAllV:
-      return group.AllToAllV(send(Sum(counts)), counts, recv(Sum(recv_counts)), recv_counts, stream);
-    case Operation::kBroadcast:
-      return group.Broadcast(recv(spec.n), spec.root, stream);
+      call.send = send(Sum(counts));
+      call.recv = recv(Sum(recv_counts));
+      break;
     default:
-      return group.Barrier(stream);
+      call.recv = recv(spec.n);
   }
+  call.counts = counts;
+  call.recv_counts = recv_counts;
+  return call;
+}
+
+absl::Status IssueCall(const CallSpec& spec, Communicator& group, Stream& stream, CallBuffers* buffers) {
+  if (spec.operation == Operation::kBarrier) return group.Barrier(stream);
+  if (spec.operation != Operation::kGrouped) {
+    return RunOne(MakeCall(spec, group.size(), group.rank(), buffers), group, stream);
+  }
+  CallSpec exchange = spec;
+  exchange.operation = Operation::kAllToAllV;
+  exchange.matrix_seed = std::max<int64_t>(0, spec.matrix_seed);
+  GroupedCall second = MakeCall(exchange, group.size(), group.rank(), buffers);
+  const int64_t sent = second.send.num_elements(), received = second.recv.num_elements();
+  CallGroup calls;
+  calls.AllReduce(buffers->send.View(spec.dtype, sent, spec.n), buffers->recv.View(spec.dtype, received, spec.n),
+                  spec.reduce);
+  calls.AllToAllV(second.send, second.counts, second.recv, second.recv_counts);
+  return calls.Run(group, stream);
 }
 
 absl::Status Wrong(absl::string_view what, const absl::Status& got) {

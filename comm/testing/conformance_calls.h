@@ -10,7 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/grouped_call.h"
+#include "evenkeel/comm/operation.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/testing/conformance.h"
 #include "evenkeel/comm/testing/guarded_buffer.h"
@@ -32,6 +33,10 @@ struct CallSpec {
   int64_t changed_to = 0;
   // Of all_to_all_v: the counts are a random matrix with entries in [0, 12] instead of n everywhere.
   int64_t matrix_seed = -1;
+  // Of v-calls: counts are a mixture of 0, 7, n / 2 and n, other ones for each value from 0.
+  int64_t mixture = -1;
+  // Where the operation allows it.
+  bool in_place = false;
 };
 
 // What rank `from` sends to rank `to` in the matrix of `seed`.
@@ -45,6 +50,10 @@ struct CallBuffers {
   GuardedBuffer recv;
 };
 
+// The call of `spec`, which is no barrier and not grouped, on rank `rank` of `size`.
+GroupedCall MakeCall(const CallSpec& spec, int size, int rank, CallBuffers* buffers);
+
+// Makes the call of `spec`. kGrouped groups an all_reduce of n elements with an all_to_all_v.
 absl::Status IssueCall(const CallSpec& spec, Communicator& group, Stream& stream, CallBuffers* buffers);
 
 // Internal: "`what`, got: ...".
@@ -71,6 +80,10 @@ absl::Status CheckBroken(const ConformanceOptions& options, Communicator& group)
 
 // A new group of all ranks gives the right sum.
 absl::Status NextGroupWorks(Backend& backend, const ConformanceOptions& options);
+
+// Grouped calls (conformance_grouped.cc): part of OperationCases and AgreementCases.
+std::vector<ConformanceCase> GroupedOperationCases(const ConformanceOptions& options);
+std::vector<ConformanceCase> GroupedAgreementCases(const ConformanceOptions& options);
 
 // Cases in which one rank's own arguments are bad (conformance_refusals.cc): part of AgreementCases.
 std::vector<ConformanceCase> RefusalCases(const ConformanceOptions& options);

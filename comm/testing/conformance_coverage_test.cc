@@ -57,6 +57,7 @@ class Coverage final : public CallObserver {
  public:
   absl::Status Around(const CallInfo& info, Stream&, absl::FunctionRef<absl::Status()> call) override {
     if (info.dtype.has_value()) Note(info);
+    if (!info.grouped.empty()) NoteGrouped(info);
     return call();
   }
 
@@ -64,8 +65,16 @@ class Coverage final : public CallObserver {
     absl::MutexLock lock(&mutex_);
     return std::move(calls_);
   }
+  std::set<Operation> grouped() const {
+    absl::MutexLock lock(&mutex_);
+    return grouped_;
+  }
 
  private:
+  void NoteGrouped(const CallInfo& info) {
+    absl::MutexLock lock(&mutex_);
+    for (const CallInfo& part : info.grouped) grouped_.insert(part.operation);
+  }
   void Note(const CallInfo& info) {
     const int op = info.reduce_op.has_value() ? static_cast<int>(*info.reduce_op) : -1;
     int64_t extent = info.operation == Operation::kRecv ? info.recv_elements : info.send_elements;
@@ -82,8 +91,9 @@ class Coverage final : public CallObserver {
     if (inside) calls.in_place.insert(extent);
   }
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::map<Kind, Calls> calls_ ABSL_GUARDED_BY(mutex_);
+  std::set<Operation> grouped_ ABSL_GUARDED_BY(mutex_);
 };
 
 void CheckKind(const Kind& kind, const Calls& calls) {
@@ -111,6 +121,7 @@ void CheckAll(const std::map<Kind, Calls>& calls, int ranks) {
   for (int number = 0; number < kNumOperations; ++number) {
     const auto operation = static_cast<Operation>(number);
     if (operation == Operation::kBarrier || operation == Operation::kCreateGroup) continue;
+    if (operation == Operation::kGrouped) continue;
     if (ranks == 1 && (operation == Operation::kSend || operation == Operation::kRecv)) continue;
     for (const DType dtype : kAllDTypes) {
       for (const ReduceOp op : kAllReduceOps) {
@@ -139,6 +150,8 @@ TEST(ConformanceCoverageTest, EveryOperationDTypeOperatorExtentAndPlacementIsCal
     }
     const std::map<Kind, Calls> calls = coverage.Take();
     CheckAll(calls, ranks);
+    // All but barrier, send, recv and the two that are no collectives.
+    EXPECT_EQ(coverage.grouped().size(), kNumOperations - 5u) << "kinds of grouped calls on " << ranks << " ranks";
     int64_t number = 0;
     for (const auto& [kind, of_kind] : calls) number += of_kind.number;
     RecordProperty(absl::StrCat("calls_on_", ranks, "_ranks"), absl::StrCat(number));

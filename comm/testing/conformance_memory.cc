@@ -16,7 +16,7 @@ namespace {
 
 constexpr Operation kOperations[] = {Operation::kAllReduce,     Operation::kAllGather,      Operation::kAllGatherV,
                                      Operation::kReduceScatter, Operation::kReduceScatterV, Operation::kAllToAll,
-                                     Operation::kAllToAllV,     Operation::kBroadcast};
+                                     Operation::kAllToAllV,     Operation::kBroadcast,      Operation::kGrouped};
 constexpr int64_t kMostAllocations = 100;
 
 absl::Status CheckRefused(const absl::Status& status, const ConformanceOptions& options, Communicator& group, int odd,

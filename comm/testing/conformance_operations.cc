@@ -7,6 +7,7 @@
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/reduction.h"
 #include "evenkeel/comm/testing/conformance.h"
+#include "evenkeel/comm/testing/conformance_calls.h"
 #include "evenkeel/comm/testing/conformance_rig.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -202,6 +203,7 @@ std::vector<ConformanceCase> OperationCases(const ConformanceOptions& options) {
     return ForEachExtent(options, [&rig](DType dtype, int64_t n) { return SendRecvOnce(rig, dtype, n); });
   });
   for (ConformanceCase& c : ValueCases(options)) cases.push_back(std::move(c));
+  for (ConformanceCase& c : GroupedOperationCases(options)) cases.push_back(std::move(c));
   cases.push_back({"SubGroupsInTurn", 1, [options](Backend& backend) { return SubGroups(backend, options); }});
   cases.push_back({"GroupsOfOneBookNothing", 1, [options](Backend& backend) { return GroupsOfOne(backend, options); }});
   cases.push_back({"MeshAxesInTurn", 1, [options](Backend& backend) { return MeshAxes(backend, options); }});

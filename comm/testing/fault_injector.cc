@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -50,13 +51,23 @@ absl::Status FaultInjector::Around(const CallInfo& info, Stream& stream, absl::F
       break;
   }
   EK_RETURN_IF_ERROR(call());
-  const int64_t bits = info.recv.num_bytes() * 8;
+  std::vector<TensorView> written{info.recv};
+  for (const CallInfo& part : info.grouped) written.push_back(part.recv);
+  int64_t bits = 0;
+  for (const TensorView& view : written) bits += view.num_bytes() * 8;
   if (bits == 0) return absl::OkStatus();
-  auto* const bytes = static_cast<uint8_t*>(info.recv.raw());
-  return stream.Launch([bytes, bit = fault->bit % bits] {
-    bytes[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
-    return absl::OkStatus();
-  });
+  int64_t bit = fault->bit % bits;
+  for (const TensorView& view : written) {
+    if (bit < view.num_bytes() * 8) {
+      auto* const byte = static_cast<uint8_t*>(view.raw()) + bit / 8;
+      return stream.Launch([byte, bit] {
+        *byte ^= static_cast<uint8_t>(1u << (bit % 8));
+        return absl::OkStatus();
+      });
+    }
+    bit -= view.num_bytes() * 8;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace evenkeel::comm

@@ -23,7 +23,8 @@ struct Fault {
     kDelay,    // the call is made after `delay`
     kSkip,     // the call is not made, the caller sees OK: a rank that has lost a step
     kFail,     // the call is not made, the caller sees `status`
-    kFlipBit,  // bit `bit` of what the call wrote is flipped afterwards
+    kFlipBit,  // bit `bit` of what the call wrote is flipped afterwards (of grouped calls: all of it, one after
+               // another)
   };
   Kind kind = Kind::kDelay;
   absl::Duration delay = absl::ZeroDuration();

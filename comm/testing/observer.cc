@@ -72,8 +72,26 @@ class ObservedCommunicator final : public Communicator {
     const CallInfo info = PairCall(Operation::kRecv, peer, ConstTensorView(nullptr, recv.dtype(), Shape({0})), recv);
     return observer_->Around(info, stream, [&] { return inner_->Recv(recv, peer, stream); });
   }
+  absl::Status RunGrouped(absl::Span<const GroupedCall> calls, Stream& stream) override {
+    CallInfo info = NewCall(Operation::kGrouped);
+    for (const GroupedCall& call : calls) info.grouped.push_back(Part(info, call));
+    return observer_->Around(info, stream, [&] { return inner_->RunGrouped(calls, stream); });
+  }
 
  private:
+  static bool Reduces(Operation operation) {
+    return operation == Operation::kAllReduce || operation == Operation::kReduceScatter ||
+           operation == Operation::kReduceScatterV;
+  }
+  // One of grouped calls, as if it were made by itself.
+  static CallInfo Part(CallInfo where, const GroupedCall& call) {
+    where.grouped.clear();
+    where.operation = call.operation;
+    const bool is_broadcast = call.operation == Operation::kBroadcast;
+    if (is_broadcast) where.peer = call.root;
+    if (Reduces(call.operation)) where.reduce_op = call.reduce_op;
+    return WithData(std::move(where), is_broadcast ? ConstTensorView(call.recv) : call.send, call.recv);
+  }
   CallInfo NewCall(Operation operation) { return NumberedCall(operation, &sequence_); }
   CallInfo NumberedCall(Operation operation, int64_t* sequence) {
     return {.operation = operation, .group = &group(), .rank = rank(), .epoch = epoch(), .sequence = (*sequence)++};

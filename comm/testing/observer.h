@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/operation.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/runtime/tensor/dtype.h"
@@ -35,6 +36,8 @@ struct CallInfo {
   int peer = -1;              // root of a broadcast, peer of send and recv
   ConstTensorView send = {};  // what the call reads; of a broadcast: its buffer
   TensorView recv = {};       // what the call writes; of a broadcast: its buffer
+  // Of grouped calls: each of them; nothing is set above but the operation and where it is made.
+  std::vector<CallInfo> grouped = {};
 };
 
 // Thread-safety is the observer's own matter: one observer may watch several ranks.

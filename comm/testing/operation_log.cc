@@ -1,6 +1,7 @@
 #include "evenkeel/comm/testing/operation_log.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,13 +15,8 @@ namespace {
 std::string Text(absl::string_view text) { return std::string(text); }
 
 // Keys stay in the order in which they are set.
-nlohmann::ordered_json CommonPart(const CallInfo& info) {
-  nlohmann::ordered_json json;
-  json["op"] = Text(OperationName(info.operation));
-  json["axis"] = Text(AxisName(info.group->axis));
-  json["group"] = info.group->name;
-  json["size"] = info.group->size();
-  json["seq"] = info.sequence;
+void AddArguments(const CallInfo& info, nlohmann::ordered_json* object) {
+  nlohmann::ordered_json& json = *object;
   if (info.dtype.has_value()) json["dtype"] = Text(DTypeName(*info.dtype));
   if (info.reduce_op.has_value()) json["reduce"] = Text(ReduceOpName(*info.reduce_op));
   const bool even = info.operation == Operation::kAllReduce || info.operation == Operation::kAllGather ||
@@ -31,7 +27,29 @@ nlohmann::ordered_json CommonPart(const CallInfo& info) {
     json["recv"] = info.recv_elements;
   }
   if (info.operation == Operation::kBroadcast) json["root"] = info.peer;
+}
+
+nlohmann::ordered_json CommonPart(const CallInfo& info) {
+  nlohmann::ordered_json json;
+  json["op"] = Text(OperationName(info.operation));
+  json["axis"] = Text(AxisName(info.group->axis));
+  json["group"] = info.group->name;
+  json["size"] = info.group->size();
+  json["seq"] = info.sequence;
+  AddArguments(info, &json);
+  for (const CallInfo& part : info.grouped) {
+    nlohmann::ordered_json call;
+    call["op"] = Text(OperationName(part.operation));
+    AddArguments(part, &call);
+    json["calls"].push_back(std::move(call));
+  }
   return json;
+}
+
+void AddOwnArguments(const CallInfo& info, nlohmann::ordered_json* json) {
+  (*json)["send"] = info.send_elements;
+  (*json)["recv"] = info.recv_elements;
+  if (info.peer >= 0) (*json)["peer"] = info.peer;
 }
 
 nlohmann::ordered_json OwnPart(const CallInfo& info, const absl::Status& status) {
@@ -39,9 +57,12 @@ nlohmann::ordered_json OwnPart(const CallInfo& info, const absl::Status& status)
   json["rank"] = info.rank;
   json["epoch"] = info.epoch;
   json["ranks"] = info.group->ranks;
-  json["send"] = info.send_elements;
-  json["recv"] = info.recv_elements;
-  if (info.peer >= 0) json["peer"] = info.peer;
+  AddOwnArguments(info, &json);
+  for (const CallInfo& part : info.grouped) {
+    nlohmann::ordered_json call;
+    AddOwnArguments(part, &call);
+    json["calls"].push_back(std::move(call));
+  }
   json["status"] = Text(absl::StatusCodeToString(status.code()));
   return json;
 }

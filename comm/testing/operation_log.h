@@ -23,9 +23,10 @@ class OperationLog final : public CallObserver {
  public:
   absl::Status Around(const CallInfo& info, Stream& stream, absl::FunctionRef<absl::Status()> call) override;
 
-  // One JSON object a collective, one a line: operation, group, sequence, dtype, operator, elements, root. Nothing in
-  // it depends on the rank, so ranks that do the same have equal texts; the element counts of all_to_all_v, which
-  // follow the data, and send and recv, which only two ranks call, are left out.
+  // One JSON object a collective, one a line: operation, group, sequence, dtype, operator, elements, root; of grouped
+  // calls the same for each in "calls". Nothing in it depends on the rank, so ranks that do the same have equal texts;
+  // the element counts of all_to_all_v, which follow the data, and send and recv, which only two ranks call, are left
+  // out.
   std::string ToJson() const;
   // All calls, with what is the rank's own too: its rank, epoch, ranks of the group, counts, peer, status.
   std::string ToDetailedJson() const;

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "benchmark/benchmark.h"
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/mesh.h"
@@ -81,6 +82,10 @@ class LinkedGroup final : public comm::Communicator {
     return group_->Send(send, peer, stream);
   }
   absl::Status Recv(TensorView recv, int peer, Stream& stream) override { return group_->Recv(recv, peer, stream); }
+  absl::Status RunGrouped(absl::Span<const comm::GroupedCall> calls, Stream& stream) override {
+    for (const comm::GroupedCall& call : calls) EK_RETURN_IF_ERROR(comm::RunOne(call, *this, stream));
+    return absl::OkStatus();
+  }
   absl::Status SetDeadline(absl::Duration deadline) override { return group_->SetDeadline(deadline); }
   absl::Status status() const override { return group_->status(); }
   std::vector<comm::StragglerCount> stragglers() const override { return group_->stragglers(); }

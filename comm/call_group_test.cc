@@ -1,4 +1,4 @@
-#include "evenkeel/comm/send_recv_group.h"
+#include "evenkeel/comm/call_group.h"
 
 #include <cstdint>
 #include <vector>
@@ -33,7 +33,7 @@ absl::Status Exchange(Backend& backend, HostDevice::StreamMode mode) {
   const auto device = HostDevice::Create({.stream_mode = mode});
   EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("main"));
   EK_ASSIGN_OR_RETURN(const auto communicator, backend.CreateGroup(WorldGroup(size)));
-  SendRecvGroup group;
+  CallGroup group;
   std::vector<std::vector<int32_t>> memory;
   memory.reserve(size * 16);
   std::vector<std::pair<int, int>> received;  // (peer, n) of memory[i], or (-1, 0) for what is sent
@@ -65,7 +65,7 @@ absl::Status Exchange(Backend& backend, HostDevice::StreamMode mode) {
   return absl::OkStatus();
 }
 
-TEST(SendRecvGroupTest, AnyPatternCompletesWithTheRightElements) {
+TEST(CallGroupTest, AnyPatternCompletesWithTheRightElements) {
   for (int size : {1, 2, 3, 4, 5, 8}) {
     for (HostDevice::StreamMode mode : {HostDevice::StreamMode::kInline, HostDevice::StreamMode::kWorker}) {
       ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = size}));
@@ -75,14 +75,14 @@ TEST(SendRecvGroupTest, AnyPatternCompletesWithTheRightElements) {
   }
 }
 
-TEST(SendRecvGroupTest, OneCallTooManyIsNamedOnBothRanks) {
+TEST(CallGroupTest, OneCallTooManyIsNamedOnBothRanks) {
   ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 2, .deadline = absl::Seconds(2)}));
   const std::vector<absl::Status> statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
     const auto device = HostDevice::Create();
     EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("main"));
     EK_ASSIGN_OR_RETURN(const auto communicator, backend.CreateGroup(WorldGroup(2)));
     float out = 1, in = 0;
-    SendRecvGroup group;
+    CallGroup group;
     for (int i = 0; i <= 1 - backend.rank(); ++i)
       group.Send(ConstTensorView(&out, DType::kF32, {1}), 1 - backend.rank());
     group.Recv(TensorView(&in, DType::kF32, {1}), 1 - backend.rank());
@@ -93,16 +93,65 @@ TEST(SendRecvGroupTest, OneCallTooManyIsNamedOnBothRanks) {
   }
 }
 
-TEST(SendRecvGroupTest, RefusesPeersThatAreNoOtherRank) {
+TEST(CallGroupTest, RefusesPeersThatAreNoOtherRank) {
   ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 1}));
   const auto device = HostDevice::Create();
   ASSERT_OK_AND_ASSIGN(const auto stream, device->CreateStream("main"));
   ASSERT_OK_AND_ASSIGN(const auto communicator, world->backend(0).CreateGroup(WorldGroup(1)));
   for (int peer : {-1, 0, 1}) {
-    SendRecvGroup group;
+    CallGroup group;
     group.Send(ConstTensorView(nullptr, DType::kF32, {0}), peer);
     EXPECT_THAT(group.Run(*communicator, *stream), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("peer")));
   }
+}
+
+// What a group saves: messages, and the price of agreeing.
+TEST(CallGroupTest, ManySmallCallsAreOneMessageToEachPeer) {
+  constexpr int kRanks = 4, kCalls = 16;
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = kRanks}));
+  LedgerCounts grouped[kRanks];
+  EXPECT_OK(FirstFailure(RunRanks(*world, [&grouped](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("main"));
+    EK_ASSIGN_OR_RETURN(const auto communicator, backend.CreateGroup(WorldGroup(kRanks)));
+    std::vector<float> mine(kCalls, static_cast<float>(backend.rank())), all(kCalls * kRanks);
+    CallGroup group;
+    for (int i = 0; i < kCalls; ++i) {
+      group.AllGather(ConstTensorView(&mine[i], DType::kF32, {1}), TensorView(&all[i * kRanks], DType::kF32, {kRanks}));
+    }
+    const LedgerCounts before = backend.ledger().Snapshot();
+    EK_RETURN_IF_ERROR(group.Run(*communicator, *stream));
+    grouped[backend.rank()] = backend.ledger().Snapshot() - before;
+    for (int i = 0; i < kCalls * kRanks; ++i) {
+      if (all[i] != static_cast<float>(i % kRanks)) return absl::DataLossError("wrong element");
+    }
+    return absl::OkStatus();
+  })));
+  for (const LedgerCounts& counts : grouped) {
+    const LedgerEntry& sent = counts.sent[static_cast<int>(Axis::kWorld)][static_cast<int>(LinkClass::kIntraNode)];
+    EXPECT_EQ(sent.bytes_sent, (kRanks - 1) * kCalls * 4);
+    EXPECT_EQ(sent.messages_sent, kRanks - 1);
+    EXPECT_EQ(counts.total_collectives(), kCalls);
+    EXPECT_EQ(counts.control_bytes, (kRanks - 1) * 64);
+  }
+}
+
+TEST(CallGroupTest, CollectivesAndPairsInOneGroup) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 3}));
+  EXPECT_OK(FirstFailure(RunRanks(*world, [](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("main"));
+    EK_ASSIGN_OR_RETURN(const auto communicator, backend.CreateGroup(WorldGroup(3)));
+    const int rank = backend.rank();
+    int32_t mine = rank, theirs = -1, sum = -1;
+    CallGroup group;
+    group.Recv(TensorView(&theirs, DType::kI32, {1}), (rank + 2) % 3);
+    group.AllReduce(ConstTensorView(&mine, DType::kI32, {1}), TensorView(&sum, DType::kI32, {1}), ReduceOp::kSum);
+    group.Send(ConstTensorView(&mine, DType::kI32, {1}), (rank + 1) % 3);
+    EK_RETURN_IF_ERROR(group.Run(*communicator, *stream));
+    if (theirs != (rank + 2) % 3 || sum != 3) return absl::DataLossError("wrong element");
+    return absl::OkStatus();
+  })));
 }
 
 }  // namespace
