@@ -129,6 +129,22 @@ TEST(BreakTest, C27_RowThatIsTooLongIsDamage) {
   EXPECT_THAT(group.Barrier(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a record is damaged")));
 }
 
+// The border between counts and payload has moved; all bytes are there.
+TEST(BreakTest, C27_PayloadThatClaimsToBeCountsIsDamage) {
+  ScriptedGroup group(2);
+  group.wire.At(absl::Milliseconds(1), [&] {
+    std::string bytes = group.wire.sent.back().bytes;
+    const uint32_t lengths[2] = {1, 0};  // were 0 counts and 8 bytes
+    std::memcpy(bytes.data() + kFingerprintBytes, lengths, sizeof(lengths));
+    group.wire.Deliver(1, group.wire.sent.back().tag, bytes);
+  });
+  const float out[4] = {1, 2, 3, 4};
+  float in[4];
+  const absl::Status status = group.communicator->AllToAll(ConstTensorView(out, DType::kF32, Shape({4})),
+                                                           TensorView(in, DType::kF32, Shape({4})), *group.stream);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a record is damaged")));
+}
+
 TEST(BreakTest, C27_PieceOfAnotherSizeIsDamage) {
   for (const size_t bytes : {size_t{0}, size_t{63}, size_t{65}}) {
     ScriptedGroup group(2, {.eager_bytes = 0, .piece_bytes = 64});
