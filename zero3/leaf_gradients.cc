@@ -7,6 +7,11 @@
 #include "evenkeel/runtime/base/status_macros.h"
 
 namespace evenkeel::zero3 {
+namespace {
+
+constexpr size_t kUnitsPerWord = 63;  // of an i64, without its sign
+
+}  // namespace
 
 LeafGradients::LeafGradients(std::vector<Unit*> units, absl::Span<const Leaf> leaves, const StateAccess* homes,
                              int micro_batches, std::unique_ptr<GradientReducer> reducer)
@@ -66,12 +71,21 @@ void LeafGradients::Reset(UnitState& state) {
   state.reduced = false;
 }
 
-absl::Status LeafGradients::FlushRest() {
+std::vector<int64_t> LeafGradients::OpenUnits() const {
+  std::vector<int64_t> open(units_.size() / kUnitsPerWord + 1, 0);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (reducer_->is_open(static_cast<int>(u))) open[u / kUnitsPerWord] |= int64_t{1} << (u % kUnitsPerWord);
+  }
+  return open;
+}
+
+absl::Status LeafGradients::FlushRest(absl::Span<const int64_t> open) {
   for (size_t u = 0; u < units_.size(); ++u) {
     UnitState& state = states_[u];
     const bool pending = std::find(state.flushed.begin(), state.flushed.end(), true) != state.flushed.end();
     const bool unused = !pending && !state.reduced;
-    if (pending || unused || reducer_->is_open(static_cast<int>(u))) {
+    const bool open_somewhere = (open[u / kUnitsPerWord] >> (u % kUnitsPerWord) & 1) != 0;
+    if (pending || unused || open_somewhere) {
       // A unit that nobody used is zero in all of its micro-batches.
       for (int i = 0; i < (unused ? micro_batches_ : 1); ++i) {
         EK_RETURN_IF_ERROR(reducer_->Flush(static_cast<int>(u)));

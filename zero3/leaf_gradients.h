@@ -32,9 +32,12 @@ class LeafGradients {
   absl::StatusOr<absl::Span<const TensorView>> Open(int leaf);
   // The leaf's part of this micro-batch is complete. Collective.
   absl::Status Flush(int leaf);
-  // The end of the step: reduces, in unit order, what is open or was not reduced in it, and all buckets. Collective.
-  // FailedPrecondition naming a unit that was not flushed micro_batches times.
-  absl::Status FlushRest();
+  // A bit for every unit that is open here: somebody has asked for its gradients since its last reduction.
+  std::vector<int64_t> OpenUnits() const;
+  // The end of the step: reduces, in unit order, what any rank has open (`open`: OpenUnits of all ranks, or-ed) or was
+  // not reduced in it, and all buckets. Collective. FailedPrecondition naming a unit that was not flushed micro_batches
+  // times.
+  absl::Status FlushRest(absl::Span<const int64_t> open);
   // Makes the parameter's shard hold all that was flushed. Collective.
   absl::Status FinishBucketOf(int parameter) { return reducer_->FinishBucketOf(homes_->home(parameter).unit); }
   // Forgets everything that is open, waiting or pending.

@@ -165,7 +165,10 @@ absl::Status PartitionedModel::Impl::CreateUnits(const PartitionedModelOptions& 
 
 absl::StatusOr<StepResult> PartitionedModel::Impl::Step() {
   EK_RETURN_IF_ERROR(coordinator->CheckNothingFetched());
-  EK_RETURN_IF_ERROR(gradients->FlushRest());
+  // Asking for gradients is no collective call: one rank may have done it where others have not.
+  std::vector<int64_t> open = gradients->OpenUnits();
+  EK_RETURN_IF_ERROR(optimizer->OrOverRanks(absl::MakeSpan(open)));
+  EK_RETURN_IF_ERROR(gradients->FlushRest(open));
   EK_RETURN_IF_ERROR(compute_->Synchronize());
   EK_RETURN_IF_ERROR(comm_->Synchronize());
   EK_RETURN_IF_ERROR(coordinator->EndPass());

@@ -132,9 +132,9 @@ class PartitionedModel {
   // nothing. Units shared with other leaves are reduced when all of their leaves have flushed. With
   // reduce_bucket_bytes, small units wait for others of their group, at the latest until Step or a read of gradients.
   absl::Status FlushGradients(LeafId id);
-  // Flushes what has not been flushed, votes, computes the norm, clips, updates, zeroes the gradients.
-  // Collective over all groups. FailedPrecondition when a leaf is still fetched or was not flushed micro_batches times;
-  // Aborted after too many skips.
+  // Flushes what has not been flushed (on all ranks, if any of them has asked for its gradients since), votes, computes
+  // the norm, clips, updates, zeroes the gradients. Collective over all groups. FailedPrecondition when a leaf is still
+  // fetched or was not flushed micro_batches times; Aborted after too many skips.
   absl::StatusOr<StepResult> Step();
   void set_learning_rate(double learning_rate);
   // What to multiply the loss by, so that f16 gradients do not vanish: a power of two, equal on all ranks, changed by

@@ -131,14 +131,17 @@ int64_t ShardedOptimizer::AddLocalSquares(Sums& sums) const {
   return non_finite;
 }
 
+absl::Status ShardedOptimizer::OrOverRanks(absl::Span<int64_t> words) {
+  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.dp, words, comm::ReduceOp::kBitOr, *comm_));
+  return collectives_.AllReduce(groups_.tp, words, comm::ReduceOp::kBitOr, *compute_);
+}
+
 // A word is equal on all ranks exactly when no bit is set both in the or of them and in the or of their complements.
 absl::StatusOr<int64_t> ShardedOptimizer::Vote(int64_t flags, uint64_t order_digest) {
   const auto digest = static_cast<int64_t>(order_digest);
   const auto scale = std::bit_cast<int64_t>(loss_scale_.scale());
   std::array<int64_t, 5> words = {flags, digest, ~digest, scale, ~scale};
-  const auto bit_or = comm::ReduceOp::kBitOr;
-  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.dp, absl::MakeSpan(words), bit_or, *comm_));
-  EK_RETURN_IF_ERROR(collectives_.AllReduce(groups_.tp, absl::MakeSpan(words), bit_or, *compute_));
+  EK_RETURN_IF_ERROR(OrOverRanks(absl::MakeSpan(words)));
   return words[0] | ((words[1] & words[2]) != 0 ? kOrderDiffers : 0) | ((words[3] & words[4]) != 0 ? kScaleDiffers : 0);
 }
 

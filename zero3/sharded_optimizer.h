@@ -46,6 +46,8 @@ class ShardedOptimizer {
   absl::StatusOr<StepResult> Step(const OrderLog& log, const absl::Status& replicas,
                                   const std::vector<std::string>& changed);
   absl::Status ZeroGradients();
+  // Every word or-ed over all ranks, in place. Collective over dp and tp; both streams are then idle.
+  absl::Status OrOverRanks(absl::Span<int64_t> words);
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
   StepProgress progress() const;
   void set_progress(const StepProgress& progress);
