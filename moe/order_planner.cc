@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/order_types.h"
+#include "evenkeel/moe/overlap_estimate.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/tensor/tensor.h"
 
@@ -27,7 +28,9 @@ absl::Status CheckModel(const CostModel& model) {
     if (std::isfinite(value) && value >= 0) continue;
     return absl::InvalidArgumentError(absl::StrCat("a cost model has finite figures of at least 0, not ", value));
   }
-  return absl::OkStatus();
+  if (std::isfinite(model.expert_flops_per_second) && model.expert_flops_per_second >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("experts compute ", model.expert_flops_per_second, " operations per second, wanted at least 0"));
 }
 
 double AxisSeconds(const AxisTraffic& traffic, const LinkModel& link) {
@@ -48,9 +51,10 @@ double TrafficSeconds(const OrderTraffic& traffic, const CostModel& model) {
          AxisSeconds(traffic.control_tp, model.tp) + AxisSeconds(traffic.control_ep, model.ep);
 }
 
-std::string Explain(const std::vector<OrderEstimate>& estimates) {
+std::string Explain(const std::vector<OrderEstimate>& estimates, bool with_experts) {
   const OrderEstimate& best = estimates.front();
-  std::string why = absl::StrFormat("%s: %.1f us of communication per layer", best.name, best.seconds * 1e6);
+  std::string why = absl::StrFormat("%s: %.1f us of communication%s per layer", best.name, best.seconds * 1e6,
+                                    with_experts ? " and experts" : "");
   if (estimates.size() == 1) return why + "; no other order runs in this layout";
   const OrderEstimate& next = estimates[1];
   const auto delta = [&](auto member) {
@@ -116,9 +120,37 @@ double EstimateSeconds(const OrderCost& cost, const CostModel& model) {
   return TrafficSeconds(cost.forward, model) + TrafficSeconds(cost.backward, model);
 }
 
+double EstimateSecondsWithExperts(const TypedOrder& order, const OrderSizes& sizes, const CostModel& model) {
+  const auto tp = [&](const AxisTraffic& traffic) { return AxisSeconds(traffic, model.tp); };
+  const auto ep = [&](const AxisTraffic& traffic) { return ExchangeSeconds(traffic, model); };
+  double seconds = 0;
+  for (const bool backward : {false, true}) {
+    const OrderTraffic traffic = ComputeTraffic(order, sizes, backward);
+    seconds += EstimatePassSeconds(order, sizes, backward, tp, ep, model.expert_flops_per_second) +
+               AxisSeconds(traffic.control_tp, model.tp) + AxisSeconds(traffic.control_ep, model.ep);
+  }
+  return seconds;
+}
+
+std::vector<std::string> WithChunks(absl::Span<const std::string> names, const OrderSizes& sizes) {
+  std::vector<std::string> all(names.begin(), names.end());
+  for (const std::string& name : names) {
+    for (const int chunks : {2, 4}) {
+      if (sizes.experts / sizes.ep < chunks) continue;
+      const std::string overlapped = absl::StrCat("overlapped(", name, chunks == 2 ? ")" : ":4)");
+      if (FindOrder(overlapped).ok()) all.push_back(overlapped);
+    }
+  }
+  return all;
+}
+
 absl::StatusOr<OrderPlan> PlanOrder(absl::Span<const std::string> names, ExpertLayout layout, const OrderSizes& sizes,
                                     const CostModel& model) {
   EK_RETURN_IF_ERROR(CheckModel(model));
+  const bool with_experts = model.expert_flops_per_second > 0;
+  if (with_experts && sizes.ffn < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("experts of width ", sizes.ffn, " take no time to plan with"));
+  }
   OrderPlan plan;
   for (const std::string& name : names) {
     EK_ASSIGN_OR_RETURN(const Order order, FindOrder(name));
@@ -127,7 +159,8 @@ absl::StatusOr<OrderPlan> PlanOrder(absl::Span<const std::string> names, ExpertL
     OrderEstimate estimate;
     estimate.name = name;
     EK_ASSIGN_OR_RETURN(estimate.cost, ComputeOrderCost(*typed, sizes));
-    estimate.seconds = EstimateSeconds(estimate.cost, model);
+    estimate.seconds =
+        with_experts ? EstimateSecondsWithExperts(*typed, sizes, model) : EstimateSeconds(estimate.cost, model);
     plan.estimates.push_back(std::move(estimate));
   }
   if (plan.estimates.empty()) {
@@ -136,7 +169,7 @@ absl::StatusOr<OrderPlan> PlanOrder(absl::Span<const std::string> names, ExpertL
   }
   std::stable_sort(plan.estimates.begin(), plan.estimates.end(),
                    [](const OrderEstimate& a, const OrderEstimate& b) { return a.seconds < b.seconds; });
-  plan.why = Explain(plan.estimates);
+  plan.why = Explain(plan.estimates, with_experts);
   return plan;
 }
 

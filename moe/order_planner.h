@@ -38,12 +38,16 @@ struct CostModel {
   // Of what goes over EP between nodes: alpha of each message beside that of its collective, and the time of a byte
   // there. None: as inside nodes.
   std::optional<LinkModel> ep_between = {};
+  // Of this rank's experts, on worker streams. Above 0, estimates are of communication and experts together, with the
+  // exchanges of overlapped orders beside them (overlap_estimate.h), and sizes need `ffn`. 0: of communication alone,
+  // where nothing can be hidden and chunks only cost their latency: an overlapped order is never the fastest.
+  double expert_flops_per_second = 0;
 };
 
 struct OrderEstimate {
   std::string name;
   OrderCost cost;
-  double seconds = 0;  // communication of one forward and one backward
+  double seconds = 0;  // of one forward and one backward: communication, or with CostModel's flops experts too
 };
 
 struct OrderPlan {
@@ -55,6 +59,11 @@ struct OrderPlan {
 
 // Forward plus backward of one order, without computation.
 double EstimateSeconds(const OrderCost& cost, const CostModel& model);
+// The same with the experts. model.expert_flops_per_second is above 0; `sizes` passed CheckOrderSizes.
+double EstimateSecondsWithExperts(const TypedOrder& order, const OrderSizes& sizes, const CostModel& model);
+
+// `names`, and for each that can run in chunks "overlapped(x)" and "overlapped(x:4)" where a rank has as many experts.
+std::vector<std::string> WithChunks(absl::Span<const std::string> names, const OrderSizes& sizes);
 
 // Compares the orders among `names` that run in `layout` (the others are left out). Deterministic: ranks that pass
 // equal arguments choose equally. InvalidArgument when none is left, or sizes or model make no sense.
@@ -68,6 +77,7 @@ absl::StatusOr<std::optional<double>> CrossoverBytes(const TypedOrder& first, co
 
 // The tokens s of a TP group from which on `second` is faster than `first`, with the capacity in proportion and ragged
 // rows as balanced routing gives them: 0 when always, nothing when never. The times are linear in s but for rounding.
+// Both crossovers are of communication alone, whatever the model says of experts.
 absl::StatusOr<std::optional<double>> CrossoverTokens(const TypedOrder& first, const TypedOrder& second,
                                                       const OrderSizes& sizes, const CostModel& model);
 

@@ -175,5 +175,61 @@ TEST(OrderPlannerTest, AllRanksMeasureAlike) {
   }
 }
 
+// With a bandwidth alone, no latency and no TP, exchanges of x and experts of m per chunk: 2 C x where m <= x, all of
+// the experts hidden; 2 x + C m where m >= 2 x; and 2 x + m in one chunk. The backward's m is twice the forward's.
+TEST(OverlapEstimateTest, HasTheClosedFormsOfTheTwoQueues) {
+  OrderSizes sizes = Sizes(1, 2);
+  sizes.ffn = 4096;
+  CostModel model = Links(1e9, 1e9);
+  const OrderCost cost = *ComputeOrderCost(Typed("reference"), sizes);
+  const double exchange = static_cast<double>(cost.forward.ep.bytes) / 2 / 1e9;  // one way, all chunks
+  const double rows = 4.0 * 2 * 1280;                                            // experts here, sources, slots
+  const double flops = 2.0 * 2 * rows * 1024 * 4096;
+  for (const double ratio : {0.25, 0.5, 2.0, 3.0}) {  // of the forward's experts to one way of the exchange
+    model.expert_flops_per_second = flops / (ratio * exchange);
+    for (const auto& [name, chunks] : std::vector<std::pair<const char*, int>>{
+             {"reference", 1}, {"overlapped(reference)", 2}, {"overlapped(reference:4)", 4}}) {
+      double wanted = 0;
+      for (const double m : {ratio * exchange, 2 * ratio * exchange}) {
+        const double x = exchange / chunks;
+        wanted += chunks == 1 ? 2 * x + m : m <= exchange ? 2 * exchange : 2 * x + m;
+      }
+      EXPECT_NEAR(EstimateSecondsWithExperts(Typed(name), sizes, model), wanted, 1e-9 * wanted) << name << " " << ratio;
+    }
+  }
+}
+
+TEST(OverlapEstimateTest, IsPickedWhereItHidesMoreThanItsLatency) {
+  OrderSizes sizes = Sizes(1, 2);
+  sizes.ffn = 4096;
+  const std::vector<std::string> names = {"reference", "overlapped(reference)", "overlapped(reference:4)"};
+  const auto best = [&](double alpha, double flops_per_second) {
+    CostModel model = Links(1e9, 1e9, alpha);
+    model.expert_flops_per_second = flops_per_second;
+    const absl::StatusOr<OrderPlan> plan = PlanOrder(names, ExpertLayout::kTensorParallel, sizes, model);
+    EXPECT_OK(plan);
+    return plan.ok() ? plan->best().name : std::string();
+  };
+  EXPECT_EQ(best(1e-6, 1e13), "overlapped(reference:4)");
+  EXPECT_EQ(best(1.0, 1e13), "reference") << "collectives of a second each";
+  EXPECT_EQ(best(1e-6, 0), "reference") << "of communication alone nothing can be hidden";
+  CostModel bad = Links(1e9, 1e9);
+  bad.expert_flops_per_second = -1;
+  EXPECT_THAT(PlanOrder(names, ExpertLayout::kTensorParallel, sizes, bad).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1 operations per second")));
+  bad.expert_flops_per_second = 1;
+  sizes.ffn = 0;
+  EXPECT_THAT(PlanOrder(names, ExpertLayout::kTensorParallel, sizes, bad).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("experts of width 0")));
+}
+
+TEST(OverlapEstimateTest, ChunksAreOfferedWhereARankHasTheExperts) {
+  const std::vector<std::string> names = {"fused", "dedup"};
+  EXPECT_THAT(WithChunks(names, Sizes(1, 2)),
+              ::testing::ElementsAre("fused", "dedup", "overlapped(fused)", "overlapped(fused:4)"));
+  EXPECT_THAT(WithChunks(names, Sizes(1, 4)), ::testing::ElementsAre("fused", "dedup", "overlapped(fused)"));
+  EXPECT_THAT(WithChunks(names, Sizes(1, 8)), ::testing::ElementsAre("fused", "dedup"));
+}
+
 }  // namespace
 }  // namespace evenkeel::moe

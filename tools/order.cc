@@ -49,6 +49,9 @@ DEFINE_double(between_gbps, 25,
 DEFINE_double(between_microseconds, 5, "compare, with --ranks_per_node: latency of each message to another node");
 DEFINE_double(tp_microseconds, 10, "compare: latency of a collective over TP");
 DEFINE_double(ep_microseconds, 20, "compare: latency of a collective over EP");
+DEFINE_double(expert_tflops, 0,
+              "compare: speed of a rank's experts, 1e12 operations per second; times are then of communication and "
+              "experts on worker streams, and overlapped orders are among the choices; 0: communication alone");
 DEFINE_string(expert_layout, "", "describe, compare: tensor_parallel or whole, for orders that take both");
 
 namespace evenkeel::tools {
@@ -137,6 +140,8 @@ absl::StatusOr<moe::CostModel> CostModelFromFlags() {
   }
   model.tp = {FLAGS_tp_microseconds * 1e-6, 1 / (FLAGS_tp_gbps * 1e9)};
   model.ep = {FLAGS_ep_microseconds * 1e-6, 1 / (FLAGS_ep_gbps * 1e9)};
+  if (!(FLAGS_expert_tflops >= 0)) return absl::InvalidArgumentError("--expert_tflops must be at least 0");
+  model.expert_flops_per_second = FLAGS_expert_tflops * 1e12;
   if (FLAGS_ranks_per_node == 0) return model;
   if (!(FLAGS_between_gbps > 0) || !(FLAGS_between_microseconds >= 0)) {
     return absl::InvalidArgumentError("--between_gbps must be above 0, --between_microseconds at least 0");
@@ -148,7 +153,8 @@ absl::StatusOr<moe::CostModel> CostModelFromFlags() {
 // From how many tokens and which buffer size on `name` beats `reference`, as text.
 absl::StatusOr<std::string> CrossoverText(const moe::TypedOrder& reference, const std::string& name,
                                           const moe::OrderSizes& sizes, const moe::CostModel& model) {
-  if (name == reference.order.name) return "-";
+  // Times with experts are no lines: what is hidden depends on which of the two queues is longer.
+  if (name == reference.order.name || model.expert_flops_per_second > 0) return "-";
   EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(name));
   EK_ASSIGN_OR_RETURN(const moe::TypedOrder typed, moe::CheckOrder(order, reference.layout));
   EK_ASSIGN_OR_RETURN(const std::optional<double> tokens, moe::CrossoverTokens(reference, typed, sizes, model));
@@ -166,7 +172,8 @@ absl::Status Compare() {
   if (layout == moe::ExpertLayout::kAny) layout = moe::ExpertLayout::kTensorParallel;
   EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesFromFlags(layout));
   EK_ASSIGN_OR_RETURN(const moe::CostModel model, CostModelFromFlags());
-  const std::vector<std::string> names = sizes.num_nodes() > 1 ? moe::OrderNamesOverNodes() : moe::OrderNames();
+  std::vector<std::string> names = sizes.num_nodes() > 1 ? moe::OrderNamesOverNodes() : moe::OrderNames();
+  if (model.expert_flops_per_second > 0) names = moe::WithChunks(names, sizes);
   EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, moe::PlanOrder(names, layout, sizes, model));
   const std::string baseline = layout == moe::ExpertLayout::kWhole ? "unsharded" : "reference";
   EK_ASSIGN_OR_RETURN(const moe::Order order, moe::FindOrder(baseline));
