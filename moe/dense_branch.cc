@@ -209,6 +209,28 @@ absl::Status DenseBranch::SumOverLanes(TensorView partial, Stream& stream) {
   return tp_->AllReduce(partial, partial, comm::ReduceOp::kSum, stream);
 }
 
+CanonicalExtents DenseBranch::ScratchExtents(int64_t tokens) const {
+  return {.rows = tokens, .hidden = shape_.hidden, .ffn = shape_.ffn, .blocks = kCanonicalBlocks / shape_.tp};
+}
+
+DenseBranchMemory DenseBranch::PredictMemory(int64_t tokens) const {
+  const int64_t own = SizeOf(config_.dtype), wide = SizeOf(compute_.dtype);
+  const int64_t rows = tokens * shape_.hidden, middle = tokens * shape_.ffn;
+  const int64_t gates = shape_.gated() ? 1 : 0;
+  const int64_t weights =
+      (2 + gates) * shape_.hidden * shape_.ffn + (shape_.bias ? (1 + gates) * shape_.ffn + shape_.hidden : 0);
+  const int64_t widened = widens() ? (rows + weights) * wide : 0;  // x and the MLP's weights
+  const CanonicalExtents extents = ScratchExtents(tokens);
+  const int64_t forward_scratch = shape_.canonical() ? CanonicalForwardScratch(extents) * wide : 0;
+  const int64_t backward_scratch = shape_.canonical() ? CanonicalBackwardScratch(extents) * wide : 0;
+  DenseBranchMemory memory;
+  memory.tape = 2 * rows * own + (1 + gates) * middle * wide + 2 * tokens * SizeOf(DType::kF64);
+  memory.forward_peak = memory.tape + middle * wide + forward_scratch + widened + (widens() ? rows * wide : 0);
+  memory.backward_peak = memory.tape + rows * own + (2 + gates) * middle * wide + backward_scratch + widened +
+                         (widens() ? 2 * rows * wide : 0);
+  return memory;
+}
+
 absl::StatusOr<DenseBranch::MlpInput> DenseBranch::PrepareMlp(const ExpertWeights& weights, ConstTensorView x,
                                                               bool backward, Stream& stream) {
   EK_RETURN_IF_ERROR(CheckExpertTensors(shape_, weights));
@@ -216,8 +238,7 @@ absl::StatusOr<DenseBranch::MlpInput> DenseBranch::PrepareMlp(const ExpertWeight
   input.weights = weights;
   input.x = x;
   if (!shape_.canonical()) return input;
-  const CanonicalExtents extents = {
-      .rows = x.shape().dim(0), .hidden = shape_.hidden, .ffn = shape_.ffn, .blocks = kCanonicalBlocks / shape_.tp};
+  const CanonicalExtents extents = ScratchExtents(x.shape().dim(0));
   const int64_t scratch = backward ? CanonicalBackwardScratch(extents) : CanonicalForwardScratch(extents);
   EK_ASSIGN_OR_RETURN(Tensor memory, Tensor::Create(device_, compute_.dtype, {scratch}));
   input.scratch = memory.view();

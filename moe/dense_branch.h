@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/moe/canonical_blocks.h"
 #include "evenkeel/moe/experts.h"
 #include "evenkeel/runtime/device/device.h"
 #include "evenkeel/runtime/tensor/tensor.h"
@@ -66,6 +67,14 @@ struct DenseBranchTape {
   Tensor coefficient;  // [s, 2] f64: a_0, a_1
 };
 
+// Bytes of the branch's own device buffers, above what was live before the forward, whose tape was empty.
+struct DenseBranchMemory {
+  int64_t forward_peak = 0;
+  int64_t tape = 0;           // kept between forward and backward
+  int64_t backward_peak = 0;  // the tape included
+  friend bool operator==(const DenseBranchMemory&, const DenseBranchMemory&) = default;
+};
+
 // Not thread-safe. All lanes make the same calls in the same order.
 class DenseBranch {
  public:
@@ -77,6 +86,9 @@ class DenseBranch {
   const DenseBranchConfig& config() const { return config_; }
   // The shapes of this rank's MLP weights.
   const ExpertShape& mlp_shape() const { return shape_; }
+
+  // For a forward and a backward of so many tokens; what is counted is equal to it.
+  DenseBranchMemory PredictMemory(int64_t tokens) const;
 
   // y from x and m, all [s, h] of the configured dtype; y may be m itself, no other overlap. s may be 0.
   // Enqueued; what is passed must outlive the work. InvalidArgument when shapes do not fit.
@@ -102,6 +114,7 @@ class DenseBranch {
     if (widens()) compute_.dtype = DType::kF32;
   }
   bool widens() const { return shape_.canonical() && IsHalf(config_.dtype); }
+  CanonicalExtents ScratchExtents(int64_t tokens) const;
   absl::StatusOr<MlpInput> PrepareMlp(const ExpertWeights& weights, ConstTensorView x, bool backward, Stream& stream);
   // `out` itself, or where the MLP computes wider a tensor of that dtype, kept in `keep`.
   absl::StatusOr<TensorView> WideOrSame(TensorView out, std::vector<Tensor>* keep);

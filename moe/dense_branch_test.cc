@@ -114,6 +114,7 @@ std::vector<double> Differences(Whole w, const DenseBranchConfig& config, std::v
 // One lane's copies in one dtype.
 struct LaneRun {
   std::vector<double> y, dm, dx, w_in, w_out, b_in, b_out, mix, mix_bias;
+  DenseBranchMemory counted = {}, predicted = {};
   int64_t tp_bytes = 0;
 };
 
@@ -180,10 +181,21 @@ absl::Status RunLane(const DenseBranchConfig& config, const Whole& w, comm::Comm
       dmix.view(),
       dmix_bias.view()};
   DenseBranchTape tape;
+  WorkCounters& counters = device->counters();
+  const int64_t base = counters.Snapshot().live_bytes;
+  counters.ResetPeak();
   EK_RETURN_IF_ERROR(branch->Forward(weights, x.view(), y.view(), y.view(), &tape, *stream));  // y in place of m
+  EK_RETURN_IF_ERROR(stream->Synchronize());
+  DenseBranchMemory counted = {.forward_peak = counters.Snapshot().peak_live_bytes - base,
+                               .tape = counters.Snapshot().live_bytes - base,
+                               .backward_peak = 0};
+  counters.ResetPeak();
   EK_RETURN_IF_ERROR(branch->Backward(weights, tape, x.view(), dy.view(), dm.view(), dx.view(), gradients, *stream));
+  counted.backward_peak = counters.Snapshot().peak_live_bytes - base;
   *run = {y.doubles(),     dm.doubles(),     dx.doubles(),   dw_in.doubles(),    dw_out.doubles(),
           db_in.doubles(), db_out.doubles(), dmix.doubles(), dmix_bias.doubles()};
+  run->counted = counted;
+  run->predicted = branch->PredictMemory(tokens);
   return absl::OkStatus();
 }
 
@@ -201,6 +213,11 @@ std::vector<LaneRun> RunLanes(const DenseBranchConfig& config, const Whole& w, i
     return absl::OkStatus();
   });
   for (const absl::Status& status : statuses) EXPECT_OK(status);
+  for (const LaneRun& run : runs) {
+    EXPECT_EQ(run.counted.forward_peak, run.predicted.forward_peak);
+    EXPECT_EQ(run.counted.tape, run.predicted.tape);
+    EXPECT_EQ(run.counted.backward_peak, run.predicted.backward_peak);
+  }
   return runs;
 }
 

@@ -14,6 +14,14 @@ absl::StatusOr<std::unique_ptr<HeadBlocks>> HeadBlocks::Create(const HeadBlockSi
   return blocks;
 }
 
+int64_t HeadBlocks::ScratchBytes(const HeadBlockSizes& sizes) {
+  const int64_t own = SizeOf(sizes.dtype), wide = SizeOf(WideDType(sizes.dtype));
+  int64_t sums = 1;  // an addend, and one that waits on each level of the tree over heads
+  for (int64_t heads = 1; heads < sizes.heads; heads *= 2) ++sums;
+  return (sizes.rows + sizes.hidden) * sizes.head_dim * own + sizes.hidden * sizes.head_dim * wide +
+         sums * sizes.rows * sizes.hidden * wide;
+}
+
 absl::Status HeadBlocks::Allocate(Device* device) {
   const DType wide = WideDType(sizes_.dtype);
   const Shape sums({sizes_.rows, sizes_.hidden});

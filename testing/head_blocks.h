@@ -38,6 +38,8 @@ struct HeadBlockSizes {
 // Enqueues on one stream; its scratch is used again by every call in stream order. Not thread-safe.
 class HeadBlocks {
  public:
+  // Device memory that one of these sizes holds as long as it lives.
+  static int64_t ScratchBytes(const HeadBlockSizes& sizes);
   static absl::StatusOr<std::unique_ptr<HeadBlocks>> Create(const HeadBlockSizes& sizes, Device* device,
                                                             Stream* stream);
 

@@ -70,6 +70,8 @@ expect 0 'two_level(fused)' compare --ranks_per_node=4
 expect 0 'per_node(dedup)' compare --ranks_per_node=4
 expect 2 '--between_gbps' compare --ranks_per_node=4 --between_gbps=0
 expect 0 'never' compare --tp_gbps=50
+expect 0 'us of communication and experts per layer; token_sliced would take' compare --expert_tflops=100
+expect 2 '--expert_tflops' compare --expert_tflops=-1
 expect 2 '--ep_gbps' compare --ep_gbps=0
 expect 0 'well-typed' check reference
 expect 1 'step 6 (combine) at line 8: tp is P, wants I' check tools/testdata/missing_all_reduce.textproto

@@ -387,6 +387,7 @@ TEST(GradientsTest, MicroBatchesContinueTheTreeOverReplicas) {
   ASSERT_OK_AND_ASSIGN(const Values gradients, base.Global(/*gradients=*/true));
   ASSERT_OK_AND_ASSIGN(const Values weights, base.Global(/*gradients=*/false));
   EXPECT_EQ(base.ranks[0].counts.pending_gradient_bytes, 0);
+  EXPECT_EQ(base.ranks[0].counts.predicted_pending_gradient_bytes, 0);
   for (const char* policy : {"flat", "per_parameter", "replicated"}) {
     for (int dp : {1, 2, 4}) {
       ToyConfig config = EightBatches(dp);
@@ -397,7 +398,10 @@ TEST(GradientsTest, MicroBatchesContinueTheTreeOverReplicas) {
       ASSERT_OK_AND_ASSIGN(const Values own_weights, run.Global(/*gradients=*/false));
       EXPECT_EQ(own_gradients, gradients) << policy << " dp " << dp;
       EXPECT_EQ(own_weights, weights) << policy << " dp " << dp;
-      EXPECT_GT(run.ranks[0].counts.pending_gradient_bytes, 0);
+      for (const auto& rank : run.ranks) {
+        EXPECT_GT(rank.counts.pending_gradient_bytes, 0);
+        EXPECT_EQ(rank.counts.pending_gradient_bytes, rank.counts.predicted_pending_gradient_bytes);
+      }
     }
   }
 }

@@ -97,6 +97,17 @@ absl::Status LeafGradients::FlushRest(absl::Span<const int64_t> open) {
   return reducer_->CheckComplete();
 }
 
+int64_t LeafGradients::PredictPendingBytes() const {
+  int64_t shards = 0;
+  for (const Unit* unit : units_) {
+    if (!unit->trainable()) continue;
+    shards += unit->layout().gradient_counts[static_cast<size_t>(unit->rank())] * SizeOf(unit->gradient_dtype());
+  }
+  int64_t levels = 0;
+  while ((int64_t{1} << levels) < micro_batches_) ++levels;
+  return levels * shards;
+}
+
 void LeafGradients::Discard() {
   reducer_->Discard();
   for (UnitState& state : states_) Reset(state);

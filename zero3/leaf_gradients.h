@@ -43,6 +43,9 @@ class LeafGradients {
   // Forgets everything that is open, waiting or pending.
   void Discard();
 
+  // What waiting sums of micro-batches take, from the layouts alone.
+  int64_t PredictPendingBytes() const;
+
   const GradientReducer& reducer() const { return *reducer_; }
 
  private:

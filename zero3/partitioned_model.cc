@@ -348,6 +348,7 @@ ModelCounts PartitionedModel::counts() const {
   counts.arena_bytes = fetching.arena_bytes;
   counts.gradient_pool_bytes = impl_->gradients->reducer().pool_bytes();
   counts.pending_gradient_bytes = impl_->gradients->reducer().pending_bytes();
+  counts.predicted_pending_gradient_bytes = impl_->gradients->PredictPendingBytes();
   counts.trace_changes = fetching.trace_changes;
   counts.fetch_host_operations = fetching.fetch_host_operations;
   counts.fetch_cycles = fetching.fetch_cycles;

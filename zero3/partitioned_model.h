@@ -87,7 +87,9 @@ struct ModelCounts {
   int64_t arena_bytes = 0;             // reserved for planned leaves
   int64_t gradient_pool_bytes = 0;     // buffers for full gradients, kept for reuse
   int64_t pending_gradient_bytes = 0;  // sums of micro-batches that wait for others; with micro_batches > 1
-  int64_t trace_changes = 0;           // times the recorded order was left
+  // ceil(log2(micro_batches)) times this rank's gradient shards, from the layouts alone; equal to the former.
+  int64_t predicted_pending_gradient_bytes = 0;
+  int64_t trace_changes = 0;  // times the recorded order was left
   // Host operations inside Fetch and Release, and the number of fetches of leaves that are not always resident: their
   // quotient is the cost of a leaf fetch. The device must be this rank's own.
   int64_t fetch_host_operations = 0;
