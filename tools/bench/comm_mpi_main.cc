@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/mpi/mpi_backend.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -81,6 +82,13 @@ class RankOfJob {
           EK_RETURN_IF_ERROR(group_->AllGather(send_.view().Rows(i * n, n), recv_.view().Rows(i * all, all), *stream_));
         }
         return absl::OkStatus();
+      case Op::kGroupedX16: {
+        comm::CallGroup calls;
+        for (int i = 0; i < kX16; ++i) {
+          calls.AllGather(send_.view().Rows(i * n, n), recv_.view().Rows(i * all, all));
+        }
+        return calls.Run(*group_, *stream_);
+      }
     }
     return absl::OkStatus();
   }
@@ -110,6 +118,8 @@ class RankOfJob {
           MPI_Allgather(send + int64_t{i} * n, n, MPI_FLOAT, recv + int64_t{i} * n * group_->size(), n, MPI_FLOAT,
                         raw_);
         }
+        break;
+      case Op::kGroupedX16:
         break;
     }
   }

@@ -7,13 +7,14 @@
 namespace evenkeel::bench {
 namespace {
 
-constexpr const char* kOps[] = {"all_gather", "all_to_all", "reduce_scatter",
-                                "all_reduce", "barrier",    "all_gather_x16"};
+constexpr const char* kOps[] = {"all_gather", "all_to_all",     "reduce_scatter",        "all_reduce",
+                                "barrier",    "all_gather_x16", "all_gather_x16_grouped"};
 constexpr const char* kKinds[] = {"in_process", "copy", "gloo", "mpi", "raw_mpi"};
 
 bool Exists(const Row& row) {
   if (row.op == Op::kBarrier && row.bytes > (1 << 10)) return false;
-  if (row.op == Op::kAllGatherX16) {
+  if (IsX16(row.op)) {
+    if (row.op == Op::kGroupedX16 && row.kind == Kind::kRawMpi) return false;  // MPI has no such call
     return row.ranks <= 4 && row.bytes <= (64 << 10) &&
            (row.kind == Kind::kInProcess || row.kind == Kind::kMpi || row.kind == Kind::kRawMpi);
   }
@@ -35,8 +36,8 @@ std::string RowName(const Row& row) {
 
 std::vector<Row> AllRows() {
   std::vector<Row> rows;
-  for (const Op op :
-       {Op::kAllGather, Op::kAllToAll, Op::kReduceScatter, Op::kAllReduce, Op::kBarrier, Op::kAllGatherX16}) {
+  for (const Op op : {Op::kAllGather, Op::kAllToAll, Op::kReduceScatter, Op::kAllReduce, Op::kBarrier,
+                      Op::kAllGatherX16, Op::kGroupedX16}) {
     for (const int ranks : {2, 4, 16, 64}) {
       for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
         for (const Kind kind : {Kind::kCopy, Kind::kInProcess, Kind::kGloo, Kind::kMpi, Kind::kRawMpi}) {
@@ -58,6 +59,7 @@ int64_t MovedBytes(const Row& row) {
     case Op::kBarrier:
       return 0;
     case Op::kAllGatherX16:
+    case Op::kGroupedX16:
       return row.bytes * (row.ranks - 1) * kX16;
     default:
       return row.bytes * (row.ranks - 1);

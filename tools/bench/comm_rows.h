@@ -8,9 +8,10 @@
 
 namespace evenkeel::bench {
 
-// kAllGatherX16: sixteen all_gathers of different buffers, one after the other, as one call.
-enum class Op : int32_t { kAllGather, kAllToAll, kReduceScatter, kAllReduce, kBarrier, kAllGatherX16 };
+// kAllGatherX16: sixteen all_gathers of different buffers, one after the other, as one call; kGroupedX16: grouped.
+enum class Op : int32_t { kAllGather, kAllToAll, kReduceScatter, kAllReduce, kBarrier, kAllGatherX16, kGroupedX16 };
 inline constexpr int kX16 = 16;
+inline bool IsX16(Op op) { return op == Op::kAllGatherX16 || op == Op::kGroupedX16; }
 
 // in_process: ranks as threads. copy: only the memory copies of the same call, nobody waits for anybody. gloo: Gloo's
 // call between the same threads. mpi: ranks as processes. raw_mpi: the blocking call of MPI, its own reduction
@@ -25,9 +26,7 @@ struct Row {
 };
 
 // Floats that a rank's send and receive buffers need.
-inline int64_t BufferElements(Op op, int64_t bytes, int ranks) {
-  return bytes / 4 * ranks * (op == Op::kAllGatherX16 ? kX16 : 1);
-}
+inline int64_t BufferElements(Op op, int64_t bytes, int ranks) { return bytes / 4 * ranks * (IsX16(op) ? kX16 : 1); }
 
 // "in_process/all_gather/ranks:2/bytes:1024"
 std::string RowName(const Row& row);

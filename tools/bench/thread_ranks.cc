@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/in_process.h"
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/runtime/base/status_macros.h"
@@ -115,6 +116,13 @@ class Impl final : public ThreadRanks {
                                              recv_[rank].view().Rows(i * n * ranks_, n * ranks_), stream));
         }
         return absl::OkStatus();
+      case Op::kGroupedX16: {
+        comm::CallGroup calls;
+        for (int i = 0; i < kX16; ++i) {
+          calls.AllGather(send_[rank].view().Rows(i * n, n), recv_[rank].view().Rows(i * n * ranks_, n * ranks_));
+        }
+        return calls.Run(group, stream);
+      }
     }
     return absl::OkStatus();
   }
