@@ -32,6 +32,12 @@ absl::string_view TargetOf(absl::string_view name) {
 
 }  // namespace
 
+std::vector<RankStatus> ByRank(std::vector<absl::Status> statuses) {
+  std::vector<RankStatus> results;
+  for (absl::Status& status : statuses) results.push_back({static_cast<int>(results.size()), std::move(status)});
+  return results;
+}
+
 bool RegisterBackend(absl::string_view name, WorldFactory factory) {
   Registry& registry = GlobalRegistry();
   absl::MutexLock lock(&registry.mutex);

@@ -42,6 +42,9 @@ struct RankStatus {
   absl::Status status;
 };
 
+// What ranks 0, 1, ... gave, with their numbers.
+std::vector<RankStatus> ByRank(std::vector<absl::Status> statuses);
+
 // A world of ranks, some or all of which live in this process.
 class NamedWorld {
  public:

@@ -15,10 +15,7 @@ class ThreadWorld final : public NamedWorld {
   explicit ThreadWorld(std::unique_ptr<InProcessWorld> world) : world_(std::move(world)) {}
   int size() const override { return world_->size(); }
   std::vector<RankStatus> Run(const std::function<absl::Status(Backend&)>& body) override {
-    std::vector<RankStatus> results;
-    for (absl::Status& status : world_->Run(body))
-      results.push_back({static_cast<int>(results.size()), std::move(status)});
-    return results;
+    return ByRank(world_->Run(body));
   }
 
  private:

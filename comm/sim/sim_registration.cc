@@ -15,10 +15,7 @@ class SimulatedWorld final : public NamedWorld {
   SimulatedWorld(std::unique_ptr<SimWorld> world, int size) : world_(std::move(world)), size_(size) {}
   int size() const override { return size_; }
   std::vector<RankStatus> Run(const std::function<absl::Status(Backend&)>& body) override {
-    std::vector<RankStatus> results;
-    for (absl::Status& status : world_->Run(body))
-      results.push_back({static_cast<int>(results.size()), std::move(status)});
-    return results;
+    return ByRank(world_->Run(body));
   }
 
  private:
