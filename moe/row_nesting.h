@@ -23,6 +23,7 @@ enum class RowTag : uint8_t { kLane, kSource, kExpert, kSlot, kChunk };
 // chunks of an order with chunks lie together.
 using RowNesting = std::vector<RowTag>;
 
+// Whether, without, and behind the given level.
 bool Holds(const RowNesting& nesting, RowTag tag);
 RowNesting Without(RowNesting nesting, RowTag tag);
 RowNesting InFront(RowTag tag, RowNesting nesting);

@@ -12,7 +12,8 @@
 
 namespace evenkeel::testutil {
 
-// As comm::Backend says; made by ranks below `size` only. The ledger is the whole world's.
+// As comm::Backend says; made by ranks below `size` only. The ledger is the whole world's. Thread-safe as
+// that world is.
 class FirstRanks final : public comm::Backend {
  public:
   // `world` has at least `size` ranks and outlives this.

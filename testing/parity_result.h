@@ -93,6 +93,7 @@ struct ParityResult {
   }
 };
 
+// As reports print it: "reference", "bitwise", "bounded", "MISMATCH".
 inline const char* VerdictName(Verdict verdict) {
   switch (verdict) {
     case Verdict::kReference:

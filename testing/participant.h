@@ -44,7 +44,7 @@ struct Summary {
 // Adds counted, predicted and bound.
 void Add(const OrderBytes& bytes, OrderBytes* sum);
 
-// One entry on one rank.
+// One entry on one rank. Not thread-safe; every rank of the world makes the same calls in the same order.
 class Participant {
  public:
   Participant(const ParityConfig& config, size_t index);

@@ -16,6 +16,7 @@ namespace evenkeel::zero3 {
 // The dtype gradients of `spec` are accumulated and reduced in: f64 for f64, else f32.
 DType GradientDType(const ParameterSpec& spec);
 
+// The parameters as items of a flat layout, in their order: sizes and dtypes.
 std::vector<FlatItem> FlatItems(absl::Span<const ParameterSpec> parameters);
 
 // Back to back, cut into equal shards (see FlatLayout). Where all parameters are trainable and of one dtype, gradients

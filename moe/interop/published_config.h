@@ -34,6 +34,7 @@ struct PublishedNames {
 // is missing, out of range, or of a kind that cannot be run (activation, scoring function).
 absl::StatusOr<PublishedConfig> ParsePublishedConfig(absl::string_view json, const std::string& family);
 
+// The tensors of layer `layer` under the names that files of this family have.
 PublishedNames NamesOf(const PublishedConfig& config, int64_t layer);
 
 }  // namespace evenkeel::moe

@@ -24,6 +24,7 @@ inline constexpr int64_t kCheckpointBlockBytes = 1 << 20;
 inline constexpr int64_t kMaxManifestBytes = 64 << 20;
 inline constexpr char kManifestName[] = "manifest.textproto";
 
+// The text of the file: first line versions and digest, then the manifest; ParseManifest reads it back.
 std::string RenderManifest(const CheckpointManifestProto& manifest);
 
 // FailedPrecondition with both versions when a newer reader is needed; DataLoss when the digest differs;
@@ -34,6 +35,7 @@ absl::StatusOr<CheckpointManifestProto> ParseManifest(absl::string_view text);
 // blocks, and the pieces of every (parameter, state) cover it exactly once.
 absl::Status ValidateManifest(const CheckpointManifestProto& manifest);
 
+// A piece as it stands in the manifest, and back.
 Piece ToPiece(const CheckpointPieceProto& proto);
 void FromPiece(const Piece& piece, CheckpointPieceProto* proto);
 
