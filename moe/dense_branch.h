@@ -84,8 +84,6 @@ class DenseBranch {
                                                              Device* device);
 
   const DenseBranchConfig& config() const { return config_; }
-  // The shapes of this rank's MLP weights.
-  const ExpertShape& mlp_shape() const { return shape_; }
 
   // For a forward and a backward of so many tokens; what is counted is equal to it.
   DenseBranchMemory PredictMemory(int64_t tokens) const;

@@ -68,8 +68,4 @@ BalanceChoices RouterConfig::effective_balance() const {
   return top_k <= 2 && kind != kExpertChoice ? BalanceChoices::kFirst : BalanceChoices::kAll;
 }
 
-bool RouterConfig::uses_randomness() const {
-  return noise != SelectionNoise::kNone || jitter > 0 || drop == DropPolicy::kRandom;
-}
-
 }  // namespace evenkeel::moe

@@ -81,8 +81,6 @@ struct RouterConfig {
   DropPolicy effective_drop() const;
   WeightNormalization effective_normalization() const;
   BalanceChoices effective_balance() const;
-  // True when random numbers are drawn in training.
-  bool uses_randomness() const;
 };
 
 // Where in training a call stands: the key of its random numbers. Equal on all lanes of a TP group.

@@ -248,13 +248,6 @@ absl::StatusOr<LeafId> PartitionedModel::FindLeaf(absl::string_view name) const 
                absl::StrCat("there is no such leaf; there are: ", absl::StrJoin(names, ", ")));
 }
 
-absl::StatusOr<int> PartitionedModel::FindParameter(absl::string_view name) const {
-  for (size_t p = 0; p < impl_->parameters.size(); ++p) {
-    if (impl_->parameters[p].name == name) return static_cast<int>(p);
-  }
-  return Error(absl::StatusCode::kNotFound, "find_parameter", name, "there is no such parameter");
-}
-
 absl::StatusOr<LeafWeights> PartitionedModel::Fetch(LeafId id) {
   EK_RETURN_IF_ERROR(impl_->CheckLeafIndex(id.value));
   absl::MutexLock lock(&impl_->mutex);

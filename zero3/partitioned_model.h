@@ -116,8 +116,6 @@ class PartitionedModel {
   // NotFound listing the leaves.
   absl::StatusOr<LeafId> FindLeaf(absl::string_view name) const;
   absl::Span<const ParameterSpec> parameters() const;
-  // NotFound otherwise.
-  absl::StatusOr<int> FindParameter(absl::string_view name) const;
 
   // Makes the leaf's parameters readable on the compute stream and counts one more user. Collective where the leaf is
   // not resident. ResourceExhausted when max_live_bytes would be passed.

@@ -33,7 +33,6 @@ class PassRecorder {
   bool walking() const;
   // The plan being walked; only while walking.
   const FetchPlan& plan() const { return orders_.at(name_); }
-  const PlanOptions& walking_options() const { return walking_; }
 
   struct Step {
     bool planned = false;  // the visit is the plan's next one: `actions` says what to do
