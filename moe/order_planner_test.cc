@@ -152,11 +152,11 @@ TEST(OrderPlannerTest, TwoLevelsWinWhereMessagesBetweenNodesCost) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least 0")));
 }
 
-TEST(OrderPlannerTest, AllRanksMeasureAlike) {
+void ExpectAllRanksMeasureAlike(const comm::MeshShape& shape) {
   comm::InProcessOptions options;
   options.world_size = 4;
   ASSERT_OK_AND_ASSIGN(const auto world, comm::InProcessWorld::Create(options));
-  ASSERT_OK_AND_ASSIGN(const comm::Mesh mesh, comm::Mesh::Create({.tp = 2, .ep = 2, .dp = 2, .etp = 2}));
+  ASSERT_OK_AND_ASSIGN(const comm::Mesh mesh, comm::Mesh::Create(shape));
   std::vector<CostModel> models(4);
   const std::vector<absl::Status> statuses = comm::RunRanks(*world, [&](comm::Backend& backend) -> absl::Status {
     auto device = HostDevice::Create();
@@ -169,10 +169,16 @@ TEST(OrderPlannerTest, AllRanksMeasureAlike) {
   });
   ASSERT_OK(comm::FirstFailure(statuses));
   for (const CostModel& model : models) {
-    EXPECT_GT(model.tp.alpha_seconds, 0);
+    EXPECT_EQ(model.tp.alpha_seconds > 0, shape.tp > 1);
     EXPECT_EQ(model.tp.alpha_seconds, models[0].tp.alpha_seconds);
+    EXPECT_EQ(model.ep.alpha_seconds, models[0].ep.alpha_seconds);
     EXPECT_EQ(model.ep.seconds_per_byte, models[0].ep.seconds_per_byte);
   }
+}
+
+TEST(OrderPlannerTest, AllRanksMeasureAlike) {
+  ExpectAllRanksMeasureAlike({.tp = 2, .ep = 2, .dp = 2, .etp = 2});
+  ExpectAllRanksMeasureAlike({.tp = 1, .ep = 4, .dp = 4, .etp = 1});  // a group of one takes part in nothing
 }
 
 // With a bandwidth alone, no latency and no TP, exchanges of x and experts of m per chunk: 2 C x where m <= x, all of

@@ -75,12 +75,17 @@ TEST(PolicyLayoutsTest, Trail77_EveryMixIsAPartition) {
           {Parameter(n, DType::kF32, false)},
       };
       for (const auto& unit : units) {
+        int64_t bytes = 0;
+        for (const ParameterSpec& spec : unit) bytes += spec.num_bytes();
         ASSERT_OK_AND_ASSIGN(const UnitLayout flat, FlatUnitLayout(unit, world));
         CheckLayout(unit, flat);
         ASSERT_OK_AND_ASSIGN(const UnitLayout each, PerParameterUnitLayout(unit, world));
         CheckLayout(unit, each);
+        EXPECT_EQ(each.gathered_bytes, bytes);
+        EXPECT_GE(flat.gathered_bytes, bytes);
         ASSERT_OK_AND_ASSIGN(const UnitLayout all, ReplicatedUnitLayout(unit, world));
         CheckLayout(unit, all);
+        EXPECT_EQ(all.gathered_bytes, 0);
       }
     }
   }

@@ -87,6 +87,34 @@ TEST(CheckpointTest, C46_KeepsTwoValidOnes) {
   EXPECT_OK(CheckpointReader::Open(&disk, "ckpt/" + CheckpointFolderName(4)).status());
 }
 
+// Other people's folders between checkpoints stay, and keep no old one alive, wherever their names sort.
+TEST(CheckpointTest, FoldersOfOthersAreLeftAlone) {
+  DiskModel disk;
+  ASSERT_OK(SaveOne(disk, 1));
+  const std::vector<std::string> others = {"ckpt/a-notes", "ckpt/step-000000000002-copy", "ckpt/zz-notes"};
+  for (const std::string& folder : others) ASSERT_OK(disk.MakeDirectory(folder));
+  for (int64_t step = 2; step <= 4; ++step) ASSERT_OK(SaveOne(disk, step));
+  ASSERT_OK_AND_ASSIGN(const std::vector<DirectoryEntry> entries, disk.List("ckpt"));
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : entries) names.push_back("ckpt/" + entry.name);
+  for (const std::string& folder : others) EXPECT_THAT(names, ::testing::Contains(folder));
+  for (int64_t step = 1; step <= 4; ++step) {
+    EXPECT_EQ(CheckpointReader::Open(&disk, "ckpt/" + CheckpointFolderName(step)).ok(), step > 2) << step;
+  }
+}
+
+TEST(CheckpointTest, FileNamesThatAreNotPlainAreRefused) {
+  const auto check = [](const std::string& name) {
+    CheckpointManifestProto manifest;
+    manifest.add_file()->set_name(name);
+    return ValidateManifest(manifest);
+  };
+  for (const char* plain : {"rank-00000-of-00001.safetensors", "a b", "~", "x"}) EXPECT_OK(check(plain)) << plain;
+  for (const char* name : {"", ".", "..", ".hidden", "a/b", "/etc", "a\\b", "a\x1f", "a\n"}) {
+    EXPECT_THAT(check(name), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is not plain"))) << name;
+  }
+}
+
 TEST(CheckpointTest, C48_EveryFlippedBitIsFoundAndNamed) {
   DiskModel disk;
   ASSERT_OK(SaveOne(disk, 1));
