@@ -9,6 +9,7 @@
 #include "evenkeel/comm/testing/run_ranks.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/moe/builtin_orders.h"
+#include "evenkeel/moe/capacity.h"
 #include "evenkeel/moe/exchange_levels.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/runtime/base/clock.h"
@@ -31,6 +32,27 @@ absl::StatusOr<std::vector<std::string>> Choices(bool over_nodes) {
 }
 
 }  // namespace
+
+absl::StatusOr<moe::OrderSizes> LayerSizes(const testutil::TrainingConfig& base) {
+  const testutil::LanguageModelConfig& model = base.model;
+  moe::OrderSizes sizes;
+  sizes.tokens = model.tokens();
+  sizes.hidden = model.hidden;
+  sizes.ffn = model.ffn;
+  sizes.experts = model.experts;
+  sizes.top_k = model.top_k;
+  sizes.dtype = model.dtype;
+  sizes.tp = base.mesh.tp;
+  sizes.ep = base.mesh.ep;
+  moe::CapacityOptions options;
+  options.min_capacity = model.min_capacity;
+  // Without drops the buffers grow with the fullest expert; balanced routing is assumed here.
+  options.factor = model.capacity_factor.is_zero() ? *moe::Rational::Create(1, 1) : model.capacity_factor;
+  const moe::CapacityInput input{.tokens = sizes.tokens, .experts = sizes.experts, .top_k = sizes.top_k};
+  EK_ASSIGN_OR_RETURN(sizes.capacity, moe::ComputeCapacity(options, input, sizes.tp,
+                                                           [](int64_t need) { return absl::StatusOr<int64_t>(need); }));
+  return sizes;
+}
 
 absl::StatusOr<moe::OrderPlan> PlanOnBackend(const comm::Mesh& mesh, const moe::OrderSizes& sizes,
                                              comm::Backend& backend) {

@@ -7,8 +7,12 @@
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/moe/order_planner.h"
+#include "evenkeel/testing/training_config.h"
 
 namespace evenkeel::tools {
+
+// What the planner needs of one MoE layer of the run. Where nothing is dropped, balanced routing is assumed.
+absl::StatusOr<moe::OrderSizes> LayerSizes(const testutil::TrainingConfig& base);
 
 // Calibrates over the mesh's TP and EP groups, between nodes apart where the backend's topology has several, and ranks
 // the orders of tensor-parallel experts with replicated tokens: the registered ones, and over nodes what is made of

@@ -33,16 +33,11 @@
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/moe/builtin_orders.h"
 #include "evenkeel/moe/canonical_blocks.h"
-#include "evenkeel/moe/capacity.h"
-#include "evenkeel/moe/experts.h"
 #include "evenkeel/moe/order.h"
 #include "evenkeel/moe/order_cost.h"
 #include "evenkeel/moe/order_planner.h"
-#include "evenkeel/moe/router_config.h"
-#include "evenkeel/moe/routing_decision.h"
 #include "evenkeel/runtime/base/error_context.h"
 #include "evenkeel/runtime/base/status_macros.h"
-#include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/testing/corpus.h"
 #include "evenkeel/testing/layout_parity.h"
 #include "evenkeel/testing/layout_text.h"
@@ -151,34 +146,12 @@ absl::StatusOr<ParityEntry> Entry(const std::string& name, const std::string& ze
   return entry;
 }
 
-// What the planner needs of the model at hand: one MoE layer.
-absl::StatusOr<moe::OrderSizes> SizesOf(const testutil::TrainingConfig& base) {
-  const testutil::LanguageModelConfig& model = base.model;
-  moe::OrderSizes sizes;
-  sizes.tokens = model.tokens();
-  sizes.hidden = model.hidden;
-  sizes.ffn = model.ffn;
-  sizes.experts = model.experts;
-  sizes.top_k = model.top_k;
-  sizes.dtype = model.dtype;
-  sizes.tp = base.mesh.tp;
-  sizes.ep = base.mesh.ep;
-  moe::CapacityOptions options;
-  options.min_capacity = model.min_capacity;
-  // Without drops the buffers grow with the fullest expert; balanced routing is assumed here.
-  options.factor = model.capacity_factor.is_zero() ? *moe::Rational::Create(1, 1) : model.capacity_factor;
-  const moe::CapacityInput input{.tokens = sizes.tokens, .experts = sizes.experts, .top_k = sizes.top_k};
-  EK_ASSIGN_OR_RETURN(sizes.capacity, moe::ComputeCapacity(options, input, sizes.tp,
-                                                           [](int64_t need) { return absl::StatusOr<int64_t>(need); }));
-  return sizes;
-}
-
 // Replaces a candidate `auto` by the order that is fastest on these links. `backend` null: threads.
 absl::Status ResolveAuto(comm::Backend* backend, bool is_reporter, ParityConfig* config) {
   for (ParityEntry& entry : config->entries) {
     if (entry.name != kAuto) continue;
     EK_ASSIGN_OR_RETURN(const comm::Mesh mesh, comm::Mesh::Create(config->base.mesh));
-    EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, SizesOf(config->base));
+    EK_ASSIGN_OR_RETURN(const moe::OrderSizes sizes, LayerSizes(config->base));
     EK_ASSIGN_OR_RETURN(const moe::OrderPlan plan, backend == nullptr ? PlanOnThreads(mesh, sizes, FLAGS_ranks_per_node)
                                                                       : PlanOnBackend(mesh, sizes, *backend));
     if (is_reporter) std::printf("auto: every MoE layer runs %s: %s\n", plan.best().name.c_str(), plan.why.c_str());
