@@ -8,7 +8,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/fingerprint.h"
@@ -19,8 +18,6 @@
 
 namespace evenkeel::comm {
 namespace {
-
-constexpr absl::Duration kMaxDeadline = absl::Hours(24);
 
 uint32_t DeadlineMs(absl::Duration deadline) {
   return static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(deadline, absl::Milliseconds(1))));
@@ -98,25 +95,49 @@ class Impl final : public Communicator {
 
  private:
   // One issued call: what the stream carries. When the stream drops it unrun, the peers must not wait for this rank.
+  // `stream` is set when somebody wants to hear of it.
   class Job {
    public:
-    Job(Impl* comm, CallPlan plan, Call call, Transport* transport)
-        : comm_(comm), plan_(std::move(plan)), call_(call), transport_(transport) {}
+    Job(Impl* comm, CallPlan plan, Call call, Transport* transport, const Stream* stream)
+        : comm_(comm), plan_(std::move(plan)), call_(call), transport_(transport), stream_(stream) {
+      if (stream_ != nullptr) comm_->options_.watch->Issued(Queued(*comm_), stream_);
+    }
     Job(Job&& other) noexcept
         : comm_(std::exchange(other.comm_, nullptr)),
           plan_(std::move(other.plan_)),
           call_(other.call_),
-          transport_(other.transport_) {}
+          transport_(other.transport_),
+          stream_(other.stream_) {}
     ~Job() {
-      if (comm_ != nullptr) comm_->Dropped(call_);
+      if (comm_ == nullptr) return;
+      if (stream_ != nullptr) comm_->options_.watch->Ended(Queued(*comm_));
+      comm_->Dropped(call_);
     }
-    absl::Status operator()() { return std::exchange(comm_, nullptr)->Execute(plan_, call_, transport_); }
+    absl::Status operator()() {
+      Impl& comm = *std::exchange(comm_, nullptr);
+      if (stream_ == nullptr) return comm.Execute(plan_, call_, transport_);
+      const QueuedCall queued = Queued(comm);
+      comm.options_.watch->Began(queued, stream_);
+      const absl::Status status = comm.Execute(plan_, call_, transport_);
+      comm.options_.watch->Ended(queued);
+      return status;
+    }
 
    private:
+    QueuedCall Queued(const Impl& comm) const {
+      QueuedCall queued{.epoch = comm.epoch(), .rank = comm.rank(), .sequence = call_.sequence};
+      if (!plan_.members.empty()) {
+        queued.low = plan_.members[0];
+        queued.high = plan_.members[1];
+      }
+      return queued;
+    }
+
     Impl* comm_;
     CallPlan plan_;
     Call call_;
     Transport* transport_;
+    const Stream* stream_;
   };
 
   Place place() const { return {options_.rank, size(), grid_.has_value() ? &*grid_ : nullptr, options_.scratch}; }
@@ -141,7 +162,8 @@ class Impl final : public Communicator {
 
   absl::Status Enqueue(CallPlan plan, const Call& call, Transport* transport, Stream& stream) {
     const absl::Status bad = plan.bad_argument;
-    Job job(this, std::move(plan), call, transport);
+    const bool is_heard = options_.watch != nullptr && transport != nullptr && !stream.is_inline();
+    Job job(this, std::move(plan), call, transport, is_heard ? &stream : nullptr);
     // A stream that runs the call at once gets it as it stands, without an allocation.
     const absl::Status issued = stream.is_inline() ? stream.LaunchCollective([&job] { return job(); })
                                                    : stream.LaunchCollective(std::move(job));
@@ -373,30 +395,6 @@ class Impl final : public Communicator {
 
 std::unique_ptr<Communicator> HostCommunicator::Create(Options options, std::unique_ptr<Transport> transport) {
   return std::make_unique<Impl>(std::move(options), std::move(transport));
-}
-
-absl::Status CheckGroup(const Group& group, int world_rank, int world_size) {
-  const auto text = [&group] { return absl::StrCat("group ", group.name, " [", absl::StrJoin(group.ranks, ","), "]"); };
-  if (group.ranks.empty()) return absl::InvalidArgumentError(absl::StrCat(text(), " has no ranks"));
-  std::vector<int> sorted = group.ranks;
-  std::sort(sorted.begin(), sorted.end());
-  if (sorted.front() < 0 || sorted.back() >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat(text(), " has a rank outside [0, ", world_size, ")"));
-  }
-  const auto doubled = std::adjacent_find(sorted.begin(), sorted.end());
-  if (doubled != sorted.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(text(), " lists rank ", *doubled, " twice"));
-  }
-  if (group.IndexOf(world_rank) < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(text(), " does not hold rank ", world_rank));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckDeadline(absl::Duration deadline) {
-  if (deadline > absl::ZeroDuration() && deadline <= kMaxDeadline) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("deadline ", absl::FormatDuration(deadline), " is not in (0, ",
-                                                 absl::FormatDuration(kMaxDeadline), "]"));
 }
 
 }  // namespace evenkeel::comm

@@ -17,6 +17,7 @@
 #include "evenkeel/comm/byte_ledger.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
+#include "evenkeel/comm/queued_call.h"
 #include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/stragglers.h"
 #include "evenkeel/comm/topology.h"
@@ -38,6 +39,7 @@ class HostCommunicator {
     bool two_level = false;
     ScratchMemory* scratch = ScratchMemory::Heap();  // outlives the communicator
     StragglerOptions stragglers = {};
+    QueueWatch* watch = nullptr;  // hears of calls on streams that run them later; outlives the communicator
   };
 
   // `transport` may be null for a group of one rank, which never uses it.

@@ -15,6 +15,7 @@
 #include "evenkeel/comm/in_process_deadlock.h"
 #include "evenkeel/comm/in_process_gathering.h"
 #include "evenkeel/comm/in_process_group.h"
+#include "evenkeel/comm/in_process_streams.h"
 #include "evenkeel/comm/in_process_transport.h"
 #include "evenkeel/comm/mesh.h"
 #include "evenkeel/comm/rendezvous.h"
@@ -62,6 +63,7 @@ class World final : public InProcessWorld, public InProcessHost {
     return *backends_[rank];
   }
   const InProcessOptions& options() const { return options_; }
+  StreamDeadlocks* streams() { return &streams_; }
 
   void EnterRank(int rank) override;
   void LeaveRank(int rank) override;
@@ -92,6 +94,7 @@ class World final : public InProcessWorld, public InProcessHost {
   WaitPolicy wait_;
   std::vector<std::unique_ptr<InProcessBackend>> backends_;
   std::vector<Seat> seats_;
+  StreamDeadlocks streams_;
   // Ranks that are not known to be asleep: not entered, or entered and running.
   std::atomic<int> num_running_{0};
   // Counts every falling asleep and waking up.
@@ -121,7 +124,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> InProcessBackend::CreateGroup(cons
                                     .deadline = world_->options().deadline,
                                     .two_level = world_->options().two_level,
                                     .scratch = world_->options().scratch,
-                                    .stragglers = world_->options().stragglers};
+                                    .stragglers = world_->options().stragglers,
+                                    .watch = world_->streams()};
   std::unique_ptr<Transport> transport;
   if (group.size() == 1) {
     options.epoch = world_->NextEpoch();
@@ -194,7 +198,7 @@ void World::Release(std::shared_ptr<InProcessGroup> group) {
 }
 
 Rendezvous::Outcome World::Sleep(InProcessGroup* group, uint64_t phase, const Call& call, int rank, int64_t until_ns) {
-  if (t_entered.world != this || t_entered.rank != rank) return group->rendezvous().Wait(phase, until_ns);
+  if (t_entered.world != this || t_entered.rank != rank) return streams_.Sleep(group, phase, call, rank, until_ns);
   Seat& seat = seats_[rank];
   seat.phase.store(phase, std::memory_order_relaxed);
   seat.operation.store(static_cast<int>(call.operation), std::memory_order_relaxed);

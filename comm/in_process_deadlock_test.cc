@@ -181,5 +181,117 @@ TEST(InProcessDeadlockTest, C06_ReceiveAgainstABarrierIsReported) {
   ExpectCycle(statuses, {"world rank 0 waits in recv", "world rank 1 waits in barrier"});
 }
 
+// The same on worker streams, where the rank's own thread waits for its stream and not in a call.
+absl::Status RingOfPairsOnWorkers(Backend& backend, int size) {
+  const auto device = HostDevice::Create({.stream_mode = HostDevice::StreamMode::kWorker});
+  std::vector<std::unique_ptr<Communicator>> pairs(size);
+  for (int first = 0; first < size; ++first) {
+    const int second = (first + 1) % size;
+    if (backend.rank() != first && backend.rank() != second) continue;
+    EK_ASSIGN_OR_RETURN(
+        pairs[first],
+        backend.CreateGroup({.axis = Axis::kOther, .name = absl::StrCat("pair", first), .ranks = {first, second}}));
+  }
+  EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+  absl::Status issued = pairs[backend.rank()]->Barrier(*stream);
+  if (issued.ok()) issued = pairs[(backend.rank() + size - 1) % size]->Barrier(*stream);
+  const absl::Status late = stream->Synchronize();
+  return issued.ok() ? late : issued;
+}
+
+TEST(InProcessDeadlockTest, C06_RingsOfGroupsOnWorkerStreamsAreReported) {
+  for (const int size : {3, 5}) {
+    ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = size, .deadline = kFar}));
+    const auto statuses = RunRanks(*world, [size](Backend& backend) { return RingOfPairsOnWorkers(backend, size); });
+    // Who wakes up late may find that its peer has given up already, which carries the cause along.
+    for (const absl::Status& status : statuses) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(FirstFailure(statuses), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("deadlock")));
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      const std::string wait = absl::StrCat("world rank ", rank, " waits in barrier of group pair", rank, " [", rank,
+                                            ",", (rank + 1) % size);
+      EXPECT_THAT(FirstFailure(statuses).message(), HasSubstr(wait));
+    }
+  }
+}
+
+// Two groups on one worker stream, in opposite order; the calls come in any order of threads.
+TEST(InProcessDeadlockTest, C06_OppositeOrderOnOneWorkerStreamIsReported) {
+  for (int odd = 0; odd < kRanks; ++odd) {
+    ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = kRanks, .deadline = kFar}));
+    const auto statuses = RunRanks(*world, [odd](Backend& backend) -> absl::Status {
+      const auto device = HostDevice::Create({.stream_mode = HostDevice::StreamMode::kWorker});
+      std::unique_ptr<Communicator> groups[2];
+      for (auto& group : groups) {
+        EK_ASSIGN_OR_RETURN(group, backend.CreateGroup(WorldGroup(kRanks)));
+      }
+      EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+      for (int call = 0; call < 20; ++call) {  // right ones first
+        EK_RETURN_IF_ERROR(groups[call % 2]->Barrier(*stream));
+      }
+      const int first = backend.rank() == odd ? 1 : 0;
+      absl::Status issued = groups[first]->Barrier(*stream);
+      if (issued.ok()) issued = groups[1 - first]->Barrier(*stream);
+      const absl::Status late = stream->Synchronize();
+      return issued.ok() ? late : issued;
+    });
+    EXPECT_THAT(FirstFailure(statuses), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("deadlock")));
+    for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+  }
+}
+
+// A ring of sends on worker streams.
+TEST(InProcessDeadlockTest, C06_RingsOfSendsOnWorkerStreamsAreReported) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = kRanks, .deadline = kFar}));
+  const auto statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create({.stream_mode = HostDevice::StreamMode::kWorker});
+    EK_ASSIGN_OR_RETURN(const auto group, backend.CreateGroup(WorldGroup(kRanks)));
+    float sent = 1, received = 0;
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("comm"));
+    absl::Status issued =
+        group->Send(TensorView(&sent, DType::kF32, Shape({1})), (backend.rank() + 1) % kRanks, *stream);
+    if (issued.ok()) {
+      issued =
+          group->Recv(TensorView(&received, DType::kF32, Shape({1})), (backend.rank() + kRanks - 1) % kRanks, *stream);
+    }
+    const absl::Status late = stream->Synchronize();
+    return issued.ok() ? late : issued;
+  });
+  EXPECT_THAT(FirstFailure(statuses),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("deadlock"), HasSubstr("waits in send of group world"))));
+}
+
+// Many calls on several streams, some ranks late: no cycle is seen where there is none.
+TEST(InProcessDeadlockTest, NoFalseDeadlockOnWorkerStreams) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 4, .deadline = kFar}));
+  const auto statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create({.stream_mode = HostDevice::StreamMode::kWorker});
+    const int rank = backend.rank();
+    std::unique_ptr<Communicator> groups[4];
+    EK_ASSIGN_OR_RETURN(groups[0], backend.CreateGroup(WorldGroup(4)));
+    EK_ASSIGN_OR_RETURN(
+        groups[1], backend.CreateGroup({.axis = Axis::kTp, .name = "tp", .ranks = {rank / 2 * 2, rank / 2 * 2 + 1}}));
+    EK_ASSIGN_OR_RETURN(groups[2],
+                        backend.CreateGroup({.axis = Axis::kDp, .name = "dp", .ranks = {rank % 2, rank % 2 + 2}}));
+    EK_ASSIGN_OR_RETURN(groups[3], backend.CreateGroup(WorldGroup(4)));
+    std::unique_ptr<Stream> streams[2];
+    for (auto& stream : streams) {
+      EK_ASSIGN_OR_RETURN(stream, device->CreateStream("comm"));
+    }
+    for (int call = 0; call < 500; ++call) {
+      // Groups 0 to 2 in one order on one stream, group 3 on the other; ranks issue the two in different order.
+      if (rank % 2 == 0) EK_RETURN_IF_ERROR(groups[3]->Barrier(*streams[1]));
+      EK_RETURN_IF_ERROR(groups[call % 3]->Barrier(*streams[0]));
+      if (rank % 2 == 1) EK_RETURN_IF_ERROR(groups[3]->Barrier(*streams[1]));
+      if ((call + rank) % 17 == 0) EK_RETURN_IF_ERROR(streams[call % 2]->Synchronize());
+    }
+    EK_RETURN_IF_ERROR(streams[0]->Synchronize());
+    return streams[1]->Synchronize();
+  });
+  EXPECT_OK(FirstFailure(statuses));
+}
+
 }  // namespace
 }  // namespace evenkeel::comm

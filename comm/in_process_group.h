@@ -45,6 +45,7 @@ class InProcessGroup {
   int size() const { return group_.size(); }
   int64_t epoch() const { return epoch_; }
   Rendezvous& rendezvous() { return rendezvous_; }
+  bool is_pair() const { return parent_ != nullptr; }
   // `rank` in the numbering that messages use: of a pair, that of its parent.
   int OuterRank(int rank) const { return members_.empty() ? rank : members_[rank]; }
 
