@@ -54,8 +54,8 @@ class InProcessWorld {
   virtual Backend& backend(int rank) = 0;
 
   // Says that from now on only the calling thread makes the calls of `rank`, until it calls LeaveRank(rank). When all
-  // ranks that have not left are entered and all are blocked, the deadlock is reported at once, with the cycle. Calls on
-  // worker streams that wait for one another in a cycle are reported likewise, entered or not.
+  // ranks that have not left are entered and all are blocked, the deadlock is reported at once, with the cycle. Calls
+  // on worker streams that wait for one another in a cycle are reported likewise, entered or not.
   virtual void EnterRank(int rank) = 0;
   // `rank` makes no more calls: peers that wait for it, now or later, get Unavailable at once, naming it.
   virtual void LeaveRank(int rank) = 0;
