@@ -34,6 +34,7 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
   const absl::Duration late_at = call_start_ + call.late_after;
   bool looked_who_is_late = late_at >= limit;
   const absl::Duration tell_at = call_start_ + call.limit / 4;
+  bool looked_whom_to_tell = false;
   told_.clear();
   told_to_.clear();
   absl::Duration since = wire.Now();
@@ -52,7 +53,7 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
     }
     if (!wire.status().ok()) return WireError(call);
     const bool too_late = poll % 16 == 15 && wire.Now() >= limit;
-    const absl::Duration until = std::min(looked_who_is_late ? limit : late_at, told_.empty() ? tell_at : limit);
+    const absl::Duration until = std::min(looked_who_is_late ? limit : late_at, looked_whom_to_tell ? limit : tell_at);
     const bool look = wire.Pause({.attempt = attempt, .until = until, .since = since, .busy_for = busy_for});
     if (!look && !too_late && poll % kLookEvery != kLookEvery - 1) continue;
     if (absl::Status cause = seat_.status(); !cause.ok()) return BrokenGroupError(seat_.Context(call), cause);
@@ -70,7 +71,8 @@ absl::Status Absence::Wait(const Call& call, absl::Duration busy_for,
     }
     absl::Status gone = FindGone(call, missing);
     if (gone.ok()) {
-      if (wire.Now() >= tell_at && !missing.empty()) TellWhatIsKnown(call, missing);
+      looked_whom_to_tell = looked_whom_to_tell || wire.Now() >= tell_at;
+      if (looked_whom_to_tell && !missing.empty()) TellWhatIsKnown(call, missing);
       continue;
     }
     // What a rank had sent before it went may have arrived since the last look.

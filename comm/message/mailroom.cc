@@ -11,8 +11,9 @@ namespace evenkeel::comm {
 namespace {
 
 constexpr uint32_t kMagic = 0x314b4502;
-constexpr size_t kMaxStatusText = 1400;
-constexpr size_t kMaxStatusPayload = 1400;
+// The payload names the ranks: a cause without it would be an echo where it arrives.
+constexpr size_t kMaxStatusText = 1000;
+constexpr size_t kMaxStatusPayload = 2600;
 
 struct Header {
   uint32_t magic = kMagic;

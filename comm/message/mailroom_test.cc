@@ -71,6 +71,13 @@ TEST(MailroomTest, LongCausesFitOneMessage) {
   const ControlMessage message{.kind = ControlMessage::Kind::kVoid, .body = EncodeStatus(cause)};
   EXPECT_LE(static_cast<int64_t>(EncodeControl(message, 1).size()), kEagerMessageBytes);
   EXPECT_EQ(DecodeStatus(message.body).code(), absl::StatusCode::kUnavailable);
+  // Ten absent ranks, each with much to say, are still named at the other end.
+  context = {.module = "comm", .operation = "barrier", .group = "world"};
+  for (int rank = 0; rank < 10; ++rank) context.findings.push_back({rank, std::string(220, 'x')});
+  const std::string body = EncodeStatus(MakeError(absl::StatusCode::kDeadlineExceeded, context, "ranks are absent"));
+  EXPECT_LE(static_cast<int64_t>(EncodeControl({.body = body}, 1).size()), kEagerMessageBytes);
+  ASSERT_TRUE(GetErrorContext(DecodeStatus(body)).has_value());
+  EXPECT_EQ(GetErrorContext(DecodeStatus(body))->findings, context.findings);
 }
 
 // A mailroom of rank 0 of two, and what rank 1 sends it.
