@@ -362,5 +362,19 @@ TEST(InProcessTest, SendMismatchFailsOnBothAndWakesTheThird) {
   }
 }
 
+// Whatever goes wrong later, also without a call that the group would refuse.
+TEST(InProcessTest, FirstCauseStays) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 1}));
+  ASSERT_OK_AND_ASSIGN(const auto group, world->backend(0).CreateGroup(WorldGroup(1)));
+  const auto device = HostDevice::Create();
+  ASSERT_OK_AND_ASSIGN(const auto stream, device->CreateStream("comm"));
+  float value = 0;
+  const TensorView one(&value, DType::kF32, Shape({1}));
+  EXPECT_FALSE(group->Broadcast(one, /*root=*/7, *stream).ok());
+  ASSERT_OK_AND_ASSIGN(const auto fresh, device->CreateStream("fresh"));
+  EXPECT_FALSE(group->Send(one, /*peer=*/5, *fresh).ok());
+  EXPECT_THAT(group->status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("root 7")));
+}
+
 }  // namespace
 }  // namespace evenkeel::comm
