@@ -136,6 +136,25 @@ TEST(CallGroupTest, ManySmallCallsAreOneMessageToEachPeer) {
   }
 }
 
+// Only the digest of the counts tells.
+TEST(CallGroupTest, CountsOfEqualSumsDiffer) {
+  ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 2}));
+  const std::vector<absl::Status> statuses = RunRanks(*world, [](Backend& backend) -> absl::Status {
+    const auto device = HostDevice::Create();
+    EK_ASSIGN_OR_RETURN(const auto stream, device->CreateStream("main"));
+    EK_ASSIGN_OR_RETURN(const auto communicator, backend.CreateGroup(WorldGroup(2)));
+    const std::vector<int64_t> counts = backend.rank() == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{2, 1};
+    float mine = 1, all[3] = {};
+    CallGroup group;
+    group.AllGatherV(ConstTensorView(&mine, DType::kF32, {1}), TensorView(all, DType::kF32, {3}), counts);
+    return group.Run(*communicator, *stream);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("call 0 of the group (all_gather_v): counts vectors differ at index 0")));
+  }
+}
+
 TEST(CallGroupTest, CollectivesAndPairsInOneGroup) {
   ASSERT_OK_AND_ASSIGN(const auto world, InProcessWorld::Create({.world_size = 3}));
   EXPECT_OK(FirstFailure(RunRanks(*world, [](Backend& backend) -> absl::Status {

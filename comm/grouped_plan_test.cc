@@ -156,6 +156,19 @@ TEST(GroupedPlanTest, OverlapIsFoundBehindNearerIntervals) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("call 0 and call 2")));
 }
 
+// What is written lies in what the same call reads, and in what another reads.
+TEST(GroupedPlanTest, OverlapIsFoundBehindTheCallsOwnMemory) {
+  Memory memory;
+  const TensorView all = memory.New(kSize * 100);
+  const GroupedCall in_place{.operation = Operation::kReduceScatter, .send = all, .recv = all.Rows(100, 100)};
+  const auto reader = [&](int64_t begin, int64_t n) {
+    return GroupedCall{.operation = Operation::kAllReduce, .send = all.Rows(begin, n), .recv = memory.New(n)};
+  };
+  EXPECT_OK(PlanGrouped({in_place, reader(50, 50)}, kPlace).bad_argument);
+  EXPECT_THAT(PlanGrouped({in_place, reader(50, 51)}, kPlace).bad_argument,
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("call 0 and call 1")));
+}
+
 TEST(GroupedPlanTest, BadCallsAreNamedByNumber) {
   Memory memory;
   GroupedCall bad = AllGather(memory, kSmall);

@@ -211,6 +211,7 @@ class Execution {
       const ReceiveSpan& received = phase.receives[from];
       EK_CHECK(sent.bytes == received.bytes || from == to);
       EK_CHECK(plans_[from].phases[next_[from]].reduces == phase.reduces);
+      EK_CHECK(!phase.reduces || sent.bytes == phase.block_bytes);
       sources[from] = sent.data;
       if (!phase.reduces && sent.bytes > 0 && sent.data != received.data) {
         std::memcpy(received.data, sent.data, sent.bytes);
