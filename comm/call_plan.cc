@@ -1,11 +1,11 @@
 #include "evenkeel/comm/call_plan.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/count_matrix.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/comm/reduction.h"
 #include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/checked_math.h"
@@ -111,17 +111,10 @@ void SetEqualCounts(absl::Span<const int64_t> counts, CallPlan* plan) {
   plan->counts_digest = Digest64(counts.data(), counts.size() * sizeof(int64_t));
 }
 
-PhasePlan NewPhase(int size) {
-  PhasePlan phase;
-  phase.sends.resize(size);
-  phase.receives.resize(size);
-  return phase;
-}
-
 // Everybody gets `block` of this rank and lays the others' blocks out at `offsets` bytes of `into`.
 PhasePlan GatherPhase(const std::byte* block, std::byte* into, const std::vector<int64_t>& offsets,
                       int64_t element_bytes, Place place) {
-  PhasePlan phase = NewPhase(place.size);
+  PhasePlan phase = EmptyPhase(place.size);
   const int64_t block_bytes = (offsets[place.rank + 1] - offsets[place.rank]) * element_bytes;
   for (int r = 0; r < place.size; ++r) {
     phase.sends[r] = {block, block_bytes};
@@ -133,7 +126,7 @@ PhasePlan GatherPhase(const std::byte* block, std::byte* into, const std::vector
 // Rank r gets block r of `from`; what arrives here is reduced into `into`.
 PhasePlan ReducePhase(const std::byte* from, std::byte* into, const std::vector<int64_t>& offsets,
                       int64_t element_bytes, Place place) {
-  PhasePlan phase = NewPhase(place.size);
+  PhasePlan phase = EmptyPhase(place.size);
   phase.reduces = true;
   phase.reduce_into = into;
   phase.block_bytes = (offsets[place.rank + 1] - offsets[place.rank]) * element_bytes;
@@ -241,7 +234,7 @@ absl::Status FillExchange(const ConstTensorView& send, const std::vector<int64_t
     plan->exchange_into = buffers.into();
     return absl::OkStatus();
   }
-  PhasePlan phase = NewPhase(place.size);
+  PhasePlan phase = EmptyPhase(place.size);
   for (int r = 0; r < place.size; ++r) {
     phase.sends[r] = {buffers.send.data + send_offsets[r] * b, (send_offsets[r + 1] - send_offsets[r]) * b};
     phase.receives[r] = {buffers.into() + recv_offsets[r] * b, (recv_offsets[r + 1] - recv_offsets[r]) * b};
@@ -279,7 +272,7 @@ absl::Status FillBroadcast(const TensorView& buffer, int root, Place place, Call
   }
   EK_ASSIGN_OR_RETURN(const Extent extent,
                       CheckedExtent("buffer", buffer.raw(), buffer.num_elements(), buffer.dtype()));
-  PhasePlan phase = NewPhase(place.size);
+  PhasePlan phase = EmptyPhase(place.size);
   for (int r = 0; r < place.size; ++r) {
     if (r == place.rank) continue;
     if (place.rank == root) phase.sends[r] = {extent.data, extent.bytes};
@@ -296,7 +289,7 @@ absl::Status FillPair(const char* name, const void* data, int64_t elements, DTyp
   }
   plan->members = {std::min(place.rank, peer), std::max(place.rank, peer)};
   EK_ASSIGN_OR_RETURN(const Extent extent, CheckedExtent(name, data, elements, dtype));
-  PhasePlan phase = NewPhase(2);
+  PhasePlan phase = EmptyPhase(2);
   const int other = peer < place.rank ? 0 : 1;
   if (plan->operation == Operation::kSend) {
     phase.sends[other] = {extent.data, extent.bytes};
@@ -305,38 +298,6 @@ absl::Status FillPair(const char* name, const void* data, int64_t elements, DTyp
   }
   plan->phases.push_back(std::move(phase));
   return absl::OkStatus();
-}
-
-bool IsPairCall(const Fingerprint& f) {
-  return f.operation == static_cast<uint8_t>(Operation::kSend) || f.operation == static_cast<uint8_t>(Operation::kRecv);
-}
-
-std::optional<Disagreement> JudgePair(const Agreement& agreement) {
-  Fingerprint pair[2] = {agreement.fingerprints[0], agreement.fingerprints[1]};
-  for (const Fingerprint& f : pair) {
-    if (!CheckFingerprint(f).ok() || f.local_status != 0 || !IsPairCall(f)) return FindDisagreement(pair);
-  }
-  if (pair[0].operation != pair[1].operation) {
-    pair[1].operation = pair[0].operation;
-    pair[1] = SealFingerprint(pair[1]);
-    return FindDisagreement(pair);
-  }
-  Disagreement found{.what = "one rank of a pair must send and the other receive"};
-  for (int i = 0; i < 2; ++i) {
-    found.findings.push_back({i, absl::StrCat("calls ", OperationName(static_cast<Operation>(pair[i].operation)))});
-  }
-  return found;
-}
-
-bool HasEqualCounts(Operation operation) {
-  return operation == Operation::kAllGatherV || operation == Operation::kReduceScatterV;
-}
-
-bool AllCall(Operation operation, absl::Span<const Fingerprint> all) {
-  for (const Fingerprint& f : all) {
-    if (f.operation != static_cast<uint8_t>(operation) || f.local_status != 0) return false;
-  }
-  return true;
 }
 
 }  // namespace
@@ -349,41 +310,6 @@ absl::StatusOr<std::byte*> AddScratch(int64_t bytes, absl::string_view purpose, 
   EK_ASSIGN_OR_RETURN(ScratchBlock block, AllocateScratch(place.scratch, bytes, purpose));
   plan->scratch.push_back(std::move(block));
   return plan->scratch.back().get();
-}
-
-// In pieces: glibc copies those with string instructions, which need not read what they overwrite, and long spans with
-// vector stores, which do; from a few MiB on that is a third of the time.
-void CopyBytes(void* to, const void* from, int64_t bytes) {
-  constexpr int64_t kPiece = 256 << 10;
-  for (int64_t begin = 0; begin < bytes; begin += kPiece) {
-    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                static_cast<size_t>(std::min(kPiece, bytes - begin)));
-  }
-}
-
-void RunLocalSteps(absl::Span<const LocalStep> steps, int num_ranks) {
-  for (const LocalStep& step : steps) {
-    const auto [dtype, op] = step.reduction;
-    switch (step.kind) {
-      case LocalStep::Kind::kCopy:
-        CopyBytes(step.to, step.from, step.bytes);
-        break;
-      case LocalStep::Kind::kReduceCanonical:
-        ReduceCanonical(dtype, op, step.sources, step.to, step.elements);
-        break;
-      case LocalStep::Kind::kReduceToPartial:
-        ReduceToPartial(dtype, op, step.sources, step.to, step.elements);
-        break;
-      case LocalStep::Kind::kReducePartials:
-        ReducePartials(dtype, op, step.sources, num_ranks, step.to, step.elements);
-        break;
-    }
-  }
-}
-
-void CombineBlocks(const PhasePlan& phase, int64_t begin, int64_t length, absl::Span<const void* const> sources) {
-  ReduceCanonical(phase.reduction.dtype, phase.reduction.op, sources, phase.reduce_into + begin,
-                  length / SizeOf(phase.reduction.dtype));
 }
 
 absl::Status CompletePlan(const Agreement& agreement, Place place, CallPlan* plan) {
@@ -486,27 +412,6 @@ CallPlan PlanRecv(const TensorView& recv, int peer, Place place) {
   plan.count = recv.num_elements();
   const absl::Status status = FillPair("recv", recv.raw(), recv.num_elements(), recv.dtype(), peer, place, &plan);
   return Judged(std::move(plan), status);
-}
-
-std::optional<Disagreement> Judge(const CallPlan& plan, const Agreement& agreement) {
-  if (!plan.members.empty()) {
-    std::optional<Disagreement> odd = JudgePair(agreement);
-    if (odd.has_value()) {
-      for (RankFinding& finding : odd->findings) finding.rank = plan.members[finding.rank];
-    }
-    return odd;
-  }
-  const int size = static_cast<int>(agreement.fingerprints.size());
-  std::optional<Disagreement> odd = FindDisagreement(agreement.fingerprints);
-  if (HasEqualCounts(plan.operation) && odd.has_value() && AllCall(plan.operation, agreement.fingerprints)) {
-    // The vectors themselves say more than their totals and digests, unless something else differs first.
-    std::optional<Disagreement> counts = FindCountsDifference(agreement.rows, 2 * size, size);
-    if (counts.has_value() && (odd->what == "element counts differ" || odd->what == "counts vectors differ")) {
-      return counts;
-    }
-  }
-  if (odd.has_value() || plan.operation != Operation::kAllToAllV) return odd;
-  return FindCountMismatch(agreement.rows, size);
 }
 
 }  // namespace evenkeel::comm

@@ -17,6 +17,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/fingerprint.h"
+#include "evenkeel/comm/operation.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/comm/reduce_op.h"
 #include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/comm/transport.h"
@@ -33,39 +35,6 @@ struct Place {
   int size = 1;
   const NodeGrid* grid = nullptr;  // set: use the two-level form where there is one
   ScratchMemory* scratch = ScratchMemory::Heap();
-};
-
-// How values are combined.
-struct Reduction {
-  DType dtype = DType::kF32;
-  ReduceOp op = ReduceOp::kSum;
-};
-
-// Work on this rank's own memory before a phase.
-struct LocalStep {
-  enum class Kind { kCopy, kReduceCanonical, kReduceToPartial, kReducePartials };  // see reduction.h
-  std::byte* to = nullptr;
-  const std::byte* from = nullptr;  // of a copy
-  int64_t bytes = 0;                // of a copy
-  int64_t elements = 0;             // of a reduction
-  std::vector<const void*> sources = {};
-  Kind kind = Kind::kCopy;
-  Reduction reduction = {};
-};
-
-// One Phase of the transport, with the memory of its spans.
-struct PhasePlan {
-  // By group rank. What a small group needs lies in the plan itself: small calls should not wait for memory.
-  absl::InlinedVector<SendSpan, 4> sends;
-  absl::InlinedVector<ReceiveSpan, 4> receives;
-  // When `reduces`, what arrives is combined into it: block_bytes bytes.
-  std::byte* reduce_into = nullptr;
-  int64_t block_bytes = 0;
-  bool reduces = false;
-  Reduction reduction = {};
-  std::vector<LocalStep> before = {};
-  bool is_local = false;    // only the local steps: no exchange
-  bool is_control = false;  // it moves counts that the ranks compare: not booked as payload
 };
 
 // Of grouped calls with all_to_all_v among them: everybody's counts, which the first phase brings.
@@ -121,17 +90,6 @@ CallPlan PlanRecv(const TensorView& recv, int peer, Place place);
 
 // Gets memory that the plan keeps. ResourceExhausted naming `purpose` when there is none.
 absl::StatusOr<std::byte*> AddScratch(int64_t bytes, absl::string_view purpose, Place place, CallPlan* plan);
-
-// Carries out local steps; `num_ranks` in the group.
-void RunLocalSteps(absl::Span<const LocalStep> steps, int num_ranks);
-// What a phase that reduces does with `length` bytes from `begin` of everybody's block: see Phase::combine.
-void CombineBlocks(const PhasePlan& phase, int64_t begin, int64_t length, absl::Span<const void* const> sources);
-// memcpy, in the pieces that are fastest for long spans.
-void CopyBytes(void* to, const void* from, int64_t bytes);
-
-// Whether the ranks agree on `plan`, from what Agree gathered. Nothing when they do. `agreement` of a pair has two
-// ranks: one must send, the other receive.
-std::optional<Disagreement> Judge(const CallPlan& plan, const Agreement& agreement);
 
 // Adds the phases that depend on what the ranks agreed on, to a plan that needs them. ResourceExhausted when there is
 // no memory for them.

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/call_judgement.h"
 #include "evenkeel/comm/count_matrix.h"
-#include "evenkeel/comm/two_level.h"
+#include "evenkeel/comm/grouped_overlap.h"
+#include "evenkeel/comm/grouped_packing.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/runtime/base/digest.h"
 #include "evenkeel/runtime/base/status_macros.h"
 
@@ -60,164 +63,8 @@ uint64_t DigestOf(const CallPlan& part) {
   return Digest64(fields, sizeof(fields));
 }
 
-// Memory of one call.
-struct Interval {
-  uintptr_t begin = 0;
-  uintptr_t end = 0;
-  int call = 0;
-  bool is_written = false;
-};
-
-// The two furthest ends of what came before, of two different calls.
-class FurthestEnds {
- public:
-  // A call other than `call` that reaches beyond `begin`, or -1.
-  int Reaching(uintptr_t begin, int call) const {
-    const Interval& other = first_.call == call ? second_ : first_;
-    return other.end > begin ? other.call : -1;
-  }
-  void Add(const Interval& interval) {
-    if (interval.call == first_.call) {
-      first_.end = std::max(first_.end, interval.end);
-    } else if (interval.end > first_.end) {
-      second_ = std::exchange(first_, interval);
-    } else if (interval.end > second_.end) {
-      second_ = interval;
-    }
-  }
-
- private:
-  Interval first_{.call = -1};
-  Interval second_{.call = -1};
-};
-
-absl::Status CheckApart(absl::Span<const GroupedCall> calls) {
-  std::vector<Interval> intervals;
-  const auto add = [&intervals](const ConstTensorView& view, int call, bool is_written) {
-    const auto begin = reinterpret_cast<uintptr_t>(view.raw());
-    if (view.num_bytes() > 0) {
-      intervals.push_back({begin, begin + static_cast<uint64_t>(view.num_bytes()), call, is_written});
-    }
-  };
-  for (int i = 0; i < static_cast<int>(calls.size()); ++i) {
-    add(calls[i].send, i, false);
-    add(ConstTensorView(calls[i].recv.raw(), calls[i].recv.dtype(), calls[i].recv.shape()), i, true);
-  }
-  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-  FurthestEnds all, written;
-  for (const Interval& interval : intervals) {
-    const int other = (interval.is_written ? all : written).Reaching(interval.begin, interval.call);
-    if (other >= 0) {
-      return absl::InvalidArgumentError(absl::StrCat("call ", std::min(other, interval.call), " and call ",
-                                                     std::max(other, interval.call),
-                                                     " of the group overlap in memory that one of them writes"));
-    }
-    all.Add(interval);
-    if (interval.is_written) written.Add(interval);
-  }
-  return absl::OkStatus();
-}
-
 void Append(std::vector<LocalStep> steps, std::vector<LocalStep>* to) {
   for (LocalStep& step : steps) to->push_back(std::move(step));
-}
-
-void AddCopy(void* to, const void* from, int64_t bytes, std::vector<LocalStep>* steps) {
-  if (bytes == 0 || to == from) return;
-  steps->push_back({.to = static_cast<std::byte*>(to), .from = static_cast<const std::byte*>(from), .bytes = bytes});
-}
-
-PhasePlan EmptyPhase(int size) {
-  PhasePlan phase;
-  phase.sends.resize(size);
-  phase.receives.resize(size);
-  return phase;
-}
-
-// The exchange of everything small at one level: a message to and one from each peer.
-class Packing {
- public:
-  explicit Packing(Place place) : place_(place), peers_(place.size) {}
-
-  void Send(int peer, const void* data, int64_t bytes) {
-    peers_[peer].out.push_back({data, bytes});
-    peers_[peer].out_bytes += bytes;
-  }
-  void Receive(int peer, void* into, int64_t bytes) {
-    const int64_t at = Reserve(peer, bytes);
-    if (into != nullptr) peers_[peer].in.push_back({into, bytes, at});
-  }
-  // The blocks of all peers are combined with this rank's own, all of `phase.block_bytes`.
-  void Combine(const PhasePlan& phase) {
-    Combined combined{.phase = phase};
-    for (int r = 0; r < place_.size; ++r) {
-      combined.at.push_back(r == place_.rank ? 0 : Reserve(r, phase.block_bytes));
-    }
-    combined_.push_back(std::move(combined));
-  }
-
-  // The exchange, the steps that must run before it, and those that store what came.
-  absl::StatusOr<PhasePlan> Finish(std::vector<LocalStep>* before, std::vector<LocalStep>* after, CallPlan* plan);
-  // Where what comes from `peer` begins; after Finish.
-  const std::byte* ReceivedFrom(int peer) const { return peers_[peer].from; }
-
- private:
-  struct Stored {
-    void* into = nullptr;
-    int64_t bytes = 0;
-    int64_t at = 0;  // in what comes from the peer
-  };
-  struct Peer {
-    std::vector<SendSpan> out = {};
-    std::vector<Stored> in = {};
-    int64_t out_bytes = 0;
-    int64_t in_bytes = 0;
-    std::byte* from = nullptr;
-  };
-  struct Combined {
-    PhasePlan phase = {};
-    std::vector<int64_t> at = {};
-  };
-  int64_t Reserve(int peer, int64_t bytes) {
-    return std::exchange(peers_[peer].in_bytes, peers_[peer].in_bytes + bytes);
-  }
-
-  const Place place_;
-  std::vector<Peer> peers_;
-  std::vector<Combined> combined_;
-};
-
-absl::StatusOr<PhasePlan> Packing::Finish(std::vector<LocalStep>* before, std::vector<LocalStep>* after,
-                                          CallPlan* plan) {
-  PhasePlan phase = EmptyPhase(place_.size);
-  int64_t bytes = 0;
-  for (const Peer& peer : peers_) bytes += peer.out_bytes + peer.in_bytes;
-  if (bytes == 0) return phase;
-  EK_ASSIGN_OR_RETURN(std::byte * at, AddScratch(bytes, "grouped calls", place_, plan));
-  for (int r = 0; r < place_.size; ++r) {
-    Peer& peer = peers_[r];
-    phase.sends[r] = {at, peer.out_bytes};
-    for (const SendSpan& span : peer.out) {
-      AddCopy(at, span.data, span.bytes, before);
-      at += span.bytes;
-    }
-    peer.from = at;
-    phase.receives[r] = {at, peer.in_bytes};
-    for (const Stored& stored : peer.in) AddCopy(stored.into, at + stored.at, stored.bytes, after);
-    at += peer.in_bytes;
-  }
-  for (const Combined& combined : combined_) {
-    const PhasePlan& part = combined.phase;
-    LocalStep step{.to = part.reduce_into,
-                   .elements = part.block_bytes / SizeOf(part.reduction.dtype),
-                   .kind = LocalStep::Kind::kReduceCanonical,
-                   .reduction = part.reduction};
-    for (int r = 0; r < place_.size; ++r) {
-      step.sources.push_back(r == place_.rank ? part.sends[r].data : peers_[r].from + combined.at[r]);
-    }
-    after->push_back(std::move(step));
-  }
-  return phase;
 }
 
 // A call's phases without its local steps after the last.
@@ -246,8 +93,8 @@ class Levels {
     bool large = false;
   };
   // Packs what is small of `phase` and leaves the rest in it.
-  Split SplitPhase(const Part& part, PhasePlan* phase, Packing* packing, std::vector<LocalStep>* after);
-  Split SplitReduction(PhasePlan* phase, Packing* packing);
+  Split SplitPhase(const Part& part, PhasePlan* phase, GroupedPacking* packing, std::vector<LocalStep>* after);
+  Split SplitReduction(PhasePlan* phase, GroupedPacking* packing);
   void Emit(PhasePlan phase);
 
   const Place place_;
@@ -299,7 +146,7 @@ void Levels::TakeParts() {
 }
 
 absl::Status Levels::AddLevel(int level) {
-  Packing packing(place_);
+  GroupedPacking packing(place_);
   std::vector<LocalStep> after;
   bool packed_for_sure = false, packed_perhaps = false;
   std::vector<PhasePlan> large;
@@ -334,7 +181,7 @@ absl::Status Levels::AddLevel(int level) {
 
 // The phase that brings everybody's counts.
 absl::Status Levels::AddRows() {
-  Packing packing(place_);
+  GroupedPacking packing(place_);
   GroupedCounts& counts = *plan_.grouped_counts;
   for (const int part : counts.parts) {
     const std::vector<int64_t>& row = plan_.parts[part].row;
@@ -353,7 +200,8 @@ absl::Status Levels::AddRows() {
   return absl::OkStatus();
 }
 
-Levels::Split Levels::SplitPhase(const Part& part, PhasePlan* phase, Packing* packing, std::vector<LocalStep>* after) {
+Levels::Split Levels::SplitPhase(const Part& part, PhasePlan* phase, GroupedPacking* packing,
+                                 std::vector<LocalStep>* after) {
   if (phase->reduces) return SplitReduction(phase, packing);
   Split split;
   for (int r = 0; r < place_.size; ++r) {
@@ -377,7 +225,7 @@ Levels::Split Levels::SplitPhase(const Part& part, PhasePlan* phase, Packing* pa
   return split;
 }
 
-Levels::Split Levels::SplitReduction(PhasePlan* phase, Packing* packing) {
+Levels::Split Levels::SplitReduction(PhasePlan* phase, GroupedPacking* packing) {
   Split split;
   for (const SendSpan& send : phase->sends) {
     split.packed |= IsPacked(send.bytes);

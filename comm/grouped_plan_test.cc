@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/runtime/base/status_matchers.h"
 #include "evenkeel/runtime/tensor/dtype.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"

@@ -9,10 +9,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/call_judgement.h"
 #include "evenkeel/comm/call_plan.h"
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/grouped_call.h"
 #include "evenkeel/comm/grouped_plan.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/status_macros.h"
 

@@ -12,6 +12,7 @@
 #include "evenkeel/comm/fingerprint.h"
 #include "evenkeel/comm/grouped_call.h"
 #include "evenkeel/comm/grouped_plan.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/comm/topology.h"
 #include "evenkeel/comm/two_level.h"
 #include "evenkeel/runtime/base/fuzz_input.h"

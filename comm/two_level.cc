@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/phase_plan.h"
 #include "evenkeel/comm/reduction.h"
 #include "evenkeel/comm/scratch_memory.h"
 #include "evenkeel/runtime/base/checked_math.h"
@@ -18,20 +19,9 @@ absl::StatusOr<std::byte*> NewScratch(int64_t bytes, Place place, CallPlan* plan
   return AddScratch(bytes, "the two-level form", place, plan);
 }
 
-PhasePlan EmptyPhase(Place place) {
-  PhasePlan phase;
-  phase.sends.resize(place.size);
-  phase.receives.resize(place.size);
-  return phase;
-}
-
-void AddCopy(std::byte* to, const std::byte* from, int64_t bytes, std::vector<LocalStep>* steps) {
-  if (bytes > 0 && to != from) steps->push_back({.to = to, .from = from, .bytes = bytes});
-}
-
 // Steps that follow the last phase need no peers.
 void AppendLocalSteps(std::vector<LocalStep> steps, Place place, CallPlan* plan) {
-  PhasePlan phase = EmptyPhase(place);
+  PhasePlan phase = EmptyPhase(place.size);
   phase.before = std::move(steps);
   phase.is_local = true;
   plan->phases.push_back(std::move(phase));
@@ -82,7 +72,7 @@ absl::Status AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, 
   };
 
   // Between nodes: the own block to the ranks with the same local index.
-  PhasePlan between = EmptyPhase(place);
+  PhasePlan between = EmptyPhase(place.size);
   between.sends[place.rank] = {block, bytes_of(place.rank)};
   between.receives[place.rank] = {place_of(place.rank), bytes_of(place.rank)};
   for (int n = 0; n < grid.num_nodes(); ++n) {
@@ -94,7 +84,7 @@ absl::Status AppendTwoLevelGather(const NodeGrid& grid, const std::byte* block, 
   plan->phases.push_back(std::move(between));
 
   // Within the node: the collected column of this local index to the others.
-  PhasePlan within = EmptyPhase(place);
+  PhasePlan within = EmptyPhase(place.size);
   EK_ASSIGN_OR_RETURN(std::byte* const column, NewScratch(bytes_of_column(local), place, plan));
   int64_t at = 0;
   for (int n = 0; n < grid.num_nodes(); ++n) {
@@ -136,7 +126,7 @@ absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, s
   };
 
   // Within the node: to each local index the blocks of its column.
-  PhasePlan within = EmptyPhase(place);
+  PhasePlan within = EmptyPhase(place.size);
   std::vector<const std::byte*> columns(grid.per_node());  // what this rank holds of column `local`, by source
   for (int l = 0; l < grid.per_node(); ++l) {
     const int peer = grid.RankAt(node, l);
@@ -159,7 +149,7 @@ absl::Status AppendTwoLevelReduce(const NodeGrid& grid, const std::byte* from, s
   plan->phases.push_back(std::move(within));
 
   // Between nodes: the node's partial sum of each block to where the block belongs.
-  PhasePlan between = EmptyPhase(place);
+  PhasePlan between = EmptyPhase(place.size);
   std::vector<const void*> sums(grid.num_nodes());
   int64_t at = 0;
   for (int n = 0; n < grid.num_nodes(); ++n) {
@@ -213,7 +203,7 @@ absl::Status AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from,
   const auto bytes = [&](int a, int b) { return count(a, b) * element_bytes; };
 
   // Within the node: to each local index what goes to its column.
-  PhasePlan within = EmptyPhase(place);
+  PhasePlan within = EmptyPhase(place.size);
   std::vector<const std::byte*> columns(locals);  // what goes to this rank's column, by local source
   for (int l = 0; l < locals; ++l) {
     const int peer = grid.RankAt(node, l);
@@ -240,7 +230,7 @@ absl::Status AppendTwoLevelExchange(const NodeGrid& grid, const std::byte* from,
   plan->phases.push_back(std::move(within));
 
   // Between nodes: what all ranks of this node send to one rank, in one message.
-  PhasePlan between = EmptyPhase(place);
+  PhasePlan between = EmptyPhase(place.size);
   std::vector<LocalStep> unpack;
   std::vector<int64_t> column_at(locals, 0);
   for (int n = 0; n < nodes; ++n) {
