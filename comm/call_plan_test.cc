@@ -188,5 +188,23 @@ TEST(CallPlanTest, C15_StridedViewsDoNotCompile) {
   static_assert(!std::is_constructible_v<ConstTensorView, const void*, DType, Shape, std::vector<int64_t>>);
 }
 
+// Nothing overlaps nothing, wherever it points.
+TEST(CallPlanTest, C13_EmptyBuffersMayLieAnywhere) {
+  float data[8] = {};
+  const Place place{.rank = 0, .size = 2};
+  const ConstTensorView all(data, DType::kF32, Shape({8}));
+  const TensorView none(data + 3, DType::kF32, Shape({0}));
+  const int64_t sends[] = {4, 4}, receives[] = {0, 0};
+  EXPECT_OK(PlanAllToAllV(all, sends, none, receives, place).bad_argument);
+}
+
+TEST(CallPlanTest, CountsOfARankAloneMustAgreeWithThemselves) {
+  float from[4] = {}, to[4] = {};
+  const int64_t sends[] = {4}, receives[] = {3};
+  const CallPlan plan = PlanAllToAllV(ConstTensorView(from, DType::kF32, Shape({4})), sends,
+                                      TensorView(to, DType::kF32, Shape({3})), receives, {.rank = 0, .size = 1});
+  EXPECT_EQ(plan.bad_argument.code(), absl::StatusCode::kInvalidArgument) << plan.bad_argument;
+}
+
 }  // namespace
 }  // namespace evenkeel::comm
