@@ -35,10 +35,11 @@ TEST(MoeLayerVariantsTest, Trail18_BiasesAreKeptAndAddedOnce) {
   }
 }
 
-// Trail 9: short cuts (one expert on a rank, one EP rank, one lane) are taken by the layout and hold for every k.
+// Trail 9: short cuts (one expert on a rank, one EP rank, one lane) are taken by the layout and hold for every k; the
+// last two layouts must take none.
 TEST(MoeLayerVariantsTest, Trail9_ShortCutsTakeEveryK) {
   for (int k : {1, 2, 3, 4}) {
-    for (const auto& [tp, ep] : {std::pair<int, int>{1, 1}, {1, 4}, {2, 4}, {2, 1}}) {
+    for (const auto& [tp, ep] : {std::pair<int, int>{1, 1}, {1, 4}, {2, 4}, {2, 1}, {1, 2}, {2, 2}}) {
       const LayerCase c = {.tp = tp, .ep = ep, .experts = 4, .top_k = k, .tokens = 7};
       for (const std::string& order : AllTensorParallelOrders()) {
         ExpectLikeDense(c, RunOrder(c, order), Name(c, order));
