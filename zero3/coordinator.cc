@@ -19,15 +19,13 @@ absl::Status Error(absl::StatusCode code, absl::string_view operation, absl::str
   return MakeError(code, where, what);
 }
 
-// Adds the host operations issued while it lives.
+// Adds the host operations that this thread issues while it lives.
 class HostOperations {
  public:
-  HostOperations(Device* device, int64_t* total)
-      : device_(device), total_(total), before_(device->counters().Snapshot().host_operations) {}
-  ~HostOperations() { *total_ += device_->counters().Snapshot().host_operations - before_; }
+  explicit HostOperations(int64_t* total) : total_(total), before_(WorkCounters::HostOperationsOfThisThread()) {}
+  ~HostOperations() { *total_ += WorkCounters::HostOperationsOfThisThread() - before_; }
 
  private:
-  Device* const device_;
   int64_t* const total_;
   const int64_t before_;
 };
@@ -131,7 +129,7 @@ absl::StatusOr<FetchedLeaf> Coordinator::Fetch(int index) {
   LeafState& leaf = leaves_[static_cast<size_t>(index)];
   if (leaf.users == 0) {
     if (std::exchange(persistent_stale_, false)) EK_RETURN_IF_ERROR(units_->RefreshPersistent());
-    HostOperations count(device_, &counts_.fetch_host_operations);
+    HostOperations count(&counts_.fetch_host_operations);
     EK_RETURN_IF_ERROR(FetchFirst(leaf, index));
   }
   ++leaf.users;
@@ -219,7 +217,7 @@ absl::Status Coordinator::Release(int index) {
   }
   if (--leaf.users > 0) return absl::OkStatus();
   ++leaf.generation;
-  HostOperations count(device_, &counts_.fetch_host_operations);
+  HostOperations count(&counts_.fetch_host_operations);
   return ReleaseLast(leaf, index);
 }
 
@@ -250,7 +248,7 @@ absl::Status Coordinator::CheckNothingFetched() const {
 absl::Status Coordinator::EndPass() {
   if (recorder_->LeaveIfShort()) EK_RETURN_IF_ERROR(DropUnused());
   {
-    HostOperations count(device_, &counts_.fetch_host_operations);
+    HostOperations count(&counts_.fetch_host_operations);
     EK_RETURN_IF_ERROR(units_->Reclaim());
   }
   EK_ASSIGN_OR_RETURN(const PassRecorder::PassEnd end, recorder_->EndPass());

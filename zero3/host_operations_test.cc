@@ -1,6 +1,8 @@
 // Counted work of fetch and release against the policies' formulas, for many parameters and ranks.
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -148,6 +150,51 @@ TEST_P(HostOperationsTest, Trail64_105_CountedEqualsTheFormula) {
       }
     }
   }
+}
+
+// One rank's passes beside a thread that allocates and frees all the time: what the model counts for each pass.
+absl::Status CountBesideNeighbour(comm::Backend& backend, std::vector<int64_t>* counted) {
+  const auto device = HostDevice::Create({.stream_mode = HostDevice::StreamMode::kWorker});
+  EK_ASSIGN_OR_RETURN(const auto compute, device->CreateStream("compute"));
+  EK_ASSIGN_OR_RETURN(const auto comm, device->CreateStream("comm"));
+  EK_ASSIGN_OR_RETURN(const auto dp, backend.CreateGroup(comm::WorldGroup(backend.size())));
+  const ModelDescription description = ThreeLeaves(24);
+  EK_ASSIGN_OR_RETURN(const LeafSelection selection, SelectLeaves(description, {}));
+  PartitionedModelOptions options;
+  options.policy = "coalesced";
+  EK_ASSIGN_OR_RETURN(const auto model,
+                      PartitionedModel::Create(description.parameters, selection, options, {.dp = dp.get()},
+                                               device.get(), compute.get(), comm.get()));
+  std::atomic<bool> stop{false};
+  std::thread neighbour([&] {
+    while (!stop) (void)device->Allocate(64);
+  });
+  const auto pass = [&]() -> absl::Status {
+    for (int l = 0; l < model->num_leaves(); ++l) {
+      EK_RETURN_IF_ERROR(model->Fetch({l}).status());
+      EK_RETURN_IF_ERROR(model->Release({l}));
+    }
+    return model->UseTrace("step");
+  };
+  absl::Status status;
+  for (int i = 0; i < kWarmSteps + 50 && status.ok(); ++i) {
+    const int64_t before = model->counts().fetch_host_operations;
+    status = pass();
+    if (i >= kWarmSteps) counted->push_back(model->counts().fetch_host_operations - before);
+  }
+  stop = true;
+  neighbour.join();
+  return status;
+}
+
+// What other threads do with the device meanwhile, such as work on a stream that frees its memory, is not the fetch's.
+TEST(HostOperationsWorkerTest, FetchesCountTheirOwnOperationsOnly) {
+  ASSERT_OK_AND_ASSIGN(const auto world, comm::InProcessWorld::Create({.world_size = 2}));
+  std::vector<int64_t> counted[2];
+  ASSERT_OK(comm::FirstFailure(comm::RunRanks(
+      *world, [&](comm::Backend& backend) { return CountBesideNeighbour(backend, &counted[backend.rank()]); })));
+  EXPECT_GT(counted[0][0], 0);
+  for (const auto& passes : counted) EXPECT_EQ(passes, std::vector<int64_t>(passes.size(), counted[0][0]));
 }
 
 TEST(HostOperationsWorkerTest, WorkerStreamsMakeTheSameTwoEdges) {

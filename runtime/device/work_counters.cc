@@ -4,6 +4,8 @@ namespace evenkeel {
 namespace {
 
 void Add(std::atomic<int64_t>& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
+thread_local int64_t host_operations_of_this_thread = 0;
+
 int64_t Get(const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); }
 
 }  // namespace
@@ -28,19 +30,26 @@ WorkCounts WorkCounters::Snapshot() const {
 
 void WorkCounters::ResetPeak() { peak_live_bytes_.store(Get(live_bytes_), std::memory_order_relaxed); }
 
+void WorkCounters::AddHostOperations(int64_t count) {
+  Add(host_operations_, count);
+  host_operations_of_this_thread += count;
+}
+
+int64_t WorkCounters::HostOperationsOfThisThread() { return host_operations_of_this_thread; }
+
 void WorkCounters::AddLaunch() {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(launches_, 1);
 }
 
 void WorkCounters::AddCopy(int64_t bytes) {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(copies_, 1);
   Add(copied_bytes_, bytes);
 }
 
 void WorkCounters::AddFill() {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(fills_, 1);
 }
 
@@ -55,7 +64,7 @@ int64_t WorkCounters::ReserveLive(int64_t bytes, int64_t limit) {
 void WorkCounters::CancelLive(int64_t bytes) { Add(live_bytes_, -bytes); }
 
 void WorkCounters::AddAllocation(int64_t bytes, int64_t live_bytes) {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(allocations_, 1);
   Add(allocated_bytes_, bytes);
   int64_t peak = Get(peak_live_bytes_);
@@ -64,23 +73,23 @@ void WorkCounters::AddAllocation(int64_t bytes, int64_t live_bytes) {
 }
 
 void WorkCounters::AddFree(int64_t bytes) {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(frees_, 1);
   Add(live_bytes_, -bytes);
 }
 
 void WorkCounters::AddEventRecord() {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(event_records_, 1);
 }
 
 void WorkCounters::AddEventWait() {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(event_waits_, 1);
 }
 
 void WorkCounters::AddCollective() {
-  Add(host_operations_, 1);
+  AddHostOperations(1);
   Add(collectives_, 1);
 }
 

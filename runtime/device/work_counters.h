@@ -53,7 +53,11 @@ class WorkCounters {
 
   // Work that is no device call of its own, such as narrowing a view; counts
   // host operations only.
-  void AddHostOperations(int64_t count) { host_operations_.fetch_add(count, std::memory_order_relaxed); }
+  void AddHostOperations(int64_t count);
+  // Host operations that the calling thread has issued so far, on any device: the work of a piece of code is the
+  // difference around it, whatever other threads do with the device meanwhile.
+  static int64_t HostOperationsOfThisThread();
+
   void AddLaunch();
   void AddCopy(int64_t bytes);
   void AddFill();
