@@ -79,6 +79,9 @@ void ExpectHolds(ParityConfig config) {
     }
     ExpectClosedForms(config, run);
     EXPECT_EQ(run.peak_gathered_bytes.counted, run.peak_gathered_bytes.predicted) << text;
+    // Fetching leaves is the same work under every order of the same layout.
+    const double fetch_ops = other_layout ? run.leaf_fetch_host_ops : result.runs[0].leaf_fetch_host_ops;
+    EXPECT_EQ(run.leaf_fetch_host_ops, fetch_ops) << text;
   }
 }
 
