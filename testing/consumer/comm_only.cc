@@ -11,9 +11,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "evenkeel/comm/backend_registry.h"
+#include "evenkeel/comm/call_group.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/mesh.h"
-#include "evenkeel/comm/send_recv_group.h"
 #include "evenkeel/runtime/base/status_macros.h"
 #include "evenkeel/runtime/device/host_device.h"
 #include "evenkeel/runtime/tensor/tensor_view.h"
@@ -62,12 +62,15 @@ absl::Status EveryCall(evenkeel::comm::Communicator& group, evenkeel::Stream& st
   if (first) EK_RETURN_IF_ERROR(Expect("all_to_all_v", {many[5], many[15]}, {11, 33}));
   EK_RETURN_IF_ERROR(group.Broadcast(View(mine), 3, stream));
   EK_RETURN_IF_ERROR(Expect("broadcast", mine, {30, 31, 32, 33}));
-  evenkeel::comm::SendRecvGroup ring;
-  std::vector<float> rank = {r};
-  ring.Send(View(rank), (group.rank() + 1) % kRanks);
-  ring.Recv(View(one), (group.rank() + kRanks - 1) % kRanks);
-  EK_RETURN_IF_ERROR(ring.Run(group, stream));
+  // A ring of sends and a sum, as one.
+  evenkeel::comm::CallGroup calls;
+  std::vector<float> rank = {r}, sum = {0};
+  calls.Send(View(rank), (group.rank() + 1) % kRanks);
+  calls.Recv(View(one), (group.rank() + kRanks - 1) % kRanks);
+  calls.AllReduce(View(rank), View(sum), ReduceOp::kSum);
+  EK_RETURN_IF_ERROR(calls.Run(group, stream));
   EK_RETURN_IF_ERROR(Expect("send and recv", one, {static_cast<float>((group.rank() + kRanks - 1) % kRanks)}));
+  EK_RETURN_IF_ERROR(Expect("a grouped sum", sum, {6}));
   return group.Barrier(stream);
 }
 
