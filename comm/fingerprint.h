@@ -30,8 +30,8 @@ inline constexpr uint8_t kFlagInPlace = 1;
 inline constexpr uint8_t kFlagTwoLevel = 2;
 
 // The wire format: little endian, no padding, moved as raw bytes. A peer's copy is believed only after
-// ParseFingerprint or CheckFingerprint. A cache line: ranks that are threads write theirs side by side.
-struct alignas(64) Fingerprint {
+// ParseFingerprint or CheckFingerprint.
+struct Fingerprint {
   uint32_t protocol = 0;            // kProtocol
   uint8_t operation = 0;            // Operation
   uint8_t dtype = kNoDType;         // DType

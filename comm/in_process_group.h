@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,6 +35,18 @@ struct WaitPolicy {
   bool yields = false;
 };
 
+// Memory that begins with a cache line.
+template <typename T>
+struct CacheLineAllocator {
+  using value_type = T;
+  CacheLineAllocator() = default;
+  template <typename U>
+  explicit CacheLineAllocator(const CacheLineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* data, size_t) { ::operator delete(data, std::align_val_t{64}); }
+  friend bool operator==(const CacheLineAllocator&, const CacheLineAllocator&) { return true; }
+};
+
 // Thread-safe where it says so; postings are ordered by the rendezvous.
 class InProcessGroup {
  public:
@@ -55,7 +68,8 @@ class InProcessGroup {
     // Not null: they lie in its own buffers, not in `eager`.
     const void*& lends(int from) { return lines[static_cast<size_t>(from) * lines_per_rank].words[0]; }
 
-    std::vector<Fingerprint> fingerprints;
+    // Each in one cache line: they have its length.
+    std::vector<Fingerprint, CacheLineAllocator<Fingerprint>> fingerprints;
     std::vector<int64_t> rows;  // size * 2 * size
     // Each rank writes cache lines of its own.
     struct alignas(64) Line {

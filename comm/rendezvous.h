@@ -14,6 +14,7 @@
 #define EVENKEEL_COMM_RENDEZVOUS_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -71,10 +72,14 @@ class Rendezvous {
   const bool tells_;  // `completed_` is kept
   std::vector<Word> words_;
   // Read by all at every look, written seldom: when ranks fall asleep, are woken, or the rendezvous breaks.
-  alignas(64) std::atomic<bool> broken_{false};
+  // Lines apart by padding: alignment gcc's AddressSanitizer does not keep on the stack.
+  [[maybe_unused]] std::byte before_[64];
+  std::atomic<bool> broken_{false};
   std::atomic<int32_t> sleepers_{0};
   std::atomic<uint32_t> wakes_{0};                  // what sleepers watch
-  alignas(64) std::atomic<uint64_t> completed_{0};  // phases that somebody has seen complete: a hint, may lag
+  [[maybe_unused]] std::byte between_[64];
+  std::atomic<uint64_t> completed_{0};  // phases that somebody has seen complete: a hint, may lag
+  [[maybe_unused]] std::byte after_[64];
 };
 
 }  // namespace evenkeel::comm

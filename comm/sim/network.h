@@ -80,7 +80,7 @@ class Network {
   void Deliver(const Message& message);
   void Fill(const Posted& posted, const Message& message);
 
-  const SimOptions& options_;
+  const SimOptions options_;
   const Topology topology_;
   const PhiloxStream random_;
   absl::Duration now_ = absl::ZeroDuration();
