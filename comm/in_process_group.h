@@ -42,8 +42,8 @@ struct CacheLineAllocator {
   CacheLineAllocator() = default;
   template <typename U>
   explicit CacheLineAllocator(const CacheLineAllocator<U>&) {}
-  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
-  void deallocate(T* data, size_t) { ::operator delete(data, std::align_val_t{64}); }
+  T* allocate(size_t n) { return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* data, size_t) { ::operator delete (data, std::align_val_t{64}); }
   friend bool operator==(const CacheLineAllocator&, const CacheLineAllocator&) { return true; }
 };
 

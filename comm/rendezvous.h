@@ -76,7 +76,7 @@ class Rendezvous {
   [[maybe_unused]] std::byte before_[64];
   std::atomic<bool> broken_{false};
   std::atomic<int32_t> sleepers_{0};
-  std::atomic<uint32_t> wakes_{0};                  // what sleepers watch
+  std::atomic<uint32_t> wakes_{0};  // what sleepers watch
   [[maybe_unused]] std::byte between_[64];
   std::atomic<uint64_t> completed_{0};  // phases that somebody has seen complete: a hint, may lag
   [[maybe_unused]] std::byte after_[64];

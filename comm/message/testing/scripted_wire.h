@@ -117,7 +117,10 @@ class ScriptedWire final : public Wire {
   }
   bool Cancel(Transfer* transfer) override {
     if (transfer->done) return true;
-    if (!can_cancel(*transfer)) return false;
+    if (!can_cancel(*transfer)) {
+      KnownForEver().push_back(transfer);
+      return false;
+    }
     posted_.remove_if([transfer](const Posted& p) { return p.transfer == transfer; });
     for (Sent& message : sent) {
       if (message.transfer == transfer) message.transfer = nullptr;
@@ -161,6 +164,12 @@ class ScriptedWire final : public Wire {
     int tag = 0;
     std::string bytes;
   };
+
+  // Transfers that were not given back: as a real wire does, this one knows them until the process ends.
+  static std::vector<Transfer*>& KnownForEver() {
+    static auto* const known = new std::vector<Transfer*>();
+    return *known;
+  }
 
   const int size_;
   absl::Duration now_ = absl::ZeroDuration();
