@@ -152,7 +152,7 @@ TEST(JobFaultTest, C25_LeavingIsBounded) {
 // MPI_Finalize does not return, in one rank and so in none: every process says how things are and ends itself.
 TEST(JobFaultTest, C25_StuckFinalizeEndsTheProcessWithItsState) {
   const JobResult job = RunWithFault("stuck_finalize", "1", {"--calls=10"});
-  ASSERT_TRUE(job.finished);
+  ASSERT_TRUE(job.finished) << job.log;
   // The launcher says what the first rank ended with; it was seen to crash itself when it ends such a job.
   EXPECT_NE(job.exit_code, 0);
   EXPECT_THAT(job.log, ::testing::ContainsRegex("Exit code: +86"));

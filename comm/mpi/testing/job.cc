@@ -23,6 +23,8 @@ namespace evenkeel::comm {
 namespace {
 
 constexpr char kLauncher[] = "tools/mpi_test.sh";
+// How long it may take after the last rank has ended.
+constexpr absl::Duration kLauncherEnds = absl::Seconds(5);
 
 int64_t NowNs() {
   timespec now;
@@ -72,6 +74,16 @@ bool Lives(pid_t pid) {
   return end == std::string::npos || end + 2 >= text.size() || text[end + 2] != 'Z';
 }
 
+// All ranks have written who they are, and none of them lives any more.
+bool AllHaveEnded(const JobSpec& spec) {
+  for (int rank = 0; rank < spec.ranks; ++rank) {
+    const RankReport report = ReadReport(absl::StrCat(spec.folder, "/rank_", rank));
+    const auto pid = report.find("pid");
+    if (pid == report.end() || Lives(std::atoi(pid->second.c_str()))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 JobResult RunJob(const JobSpec& spec) {
@@ -83,17 +95,22 @@ JobResult RunJob(const JobSpec& spec) {
   const pid_t launcher = Launch(spec);
   if (launcher < 0) return result;
   int status = 0;
-  while (!result.finished && NowNs() - start < absl::ToInt64Nanoseconds(spec.watchdog)) {
+  int64_t ended_ns = 0;  // when no rank was left
+  for (int round = 0; NowNs() - start < absl::ToInt64Nanoseconds(spec.watchdog); ++round) {
     result.finished = waitpid(launcher, &status, WNOHANG) == launcher;
     if (result.finished) break;
     if (spec.meanwhile != nullptr) spec.meanwhile(launcher);
+    // mpirun 4.1.4 was seen to hang by itself after all ranks had ended and it had said so: the job is over then.
+    if (ended_ns == 0 && round % 20 == 19 && AllHaveEnded(spec)) ended_ns = NowNs();
+    if (ended_ns != 0 && NowNs() - ended_ns > absl::ToInt64Nanoseconds(kLauncherEnds)) break;
     absl::SleepFor(absl::Milliseconds(5));
   }
   if (!result.finished) {
     kill(-launcher, SIGKILL);
     waitpid(launcher, &status, 0);
+    result.finished = ended_ns != 0;
   }
-  result.end_ns = NowNs();
+  result.end_ns = ended_ns != 0 ? ended_ns : NowNs();
   result.stalled = stalls.Total();
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   std::ifstream log(absl::StrCat(spec.folder, "/log"));

@@ -29,7 +29,7 @@ struct JobSpec {
 using RankReport = std::map<std::string, std::string>;
 
 struct JobResult {
-  bool finished = false;            // before the watchdog ended it
+  bool finished = false;            // before the watchdog ended it: the launcher, or at least all ranks
   int exit_code = -1;               // of the launcher
   int64_t end_ns = 0;               // when the launcher had ended, monotonic
   std::vector<RankReport> reports;  // by rank; empty where a rank wrote none
