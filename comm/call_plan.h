@@ -59,15 +59,15 @@ struct CallPlan {
   absl::Status bad_argument;
   absl::InlinedVector<PhasePlan, 2> phases;
   bool two_level = false;
-  std::vector<ScratchBlock> scratch;  // what the phases of the two-level form go through
+  std::vector<ScratchBlock> scratch;  // what the phases of two-level and grouped calls go through
   // The two-level all_to_all_v depends on everybody's counts: its phases are made by CompletePlan.
   bool needs_completion() const { return two_level && operation == Operation::kAllToAllV && bad_argument.ok(); }
   // Whether what arrives in some phase is combined.
   bool combines() const;
   const std::byte* exchange_from = nullptr;
   std::byte* exchange_into = nullptr;
-  std::vector<CallPlan>
-      parts;  // of grouped calls (grouped_plan.h): each call's own plan, its phases moved into this one
+  // Of grouped calls (grouped_plan.h): each call's own plan, its phases moved into this one.
+  std::vector<CallPlan> parts;
   std::optional<GroupedCounts> grouped_counts;
   std::vector<int> members;  // of a pair: the group ranks behind its ranks 0 and 1; else empty
 };

@@ -256,7 +256,7 @@ class Impl final : public Communicator {
       plan.bad_argument = CompletePlan(agreement, place(), &plan);
       EK_RETURN_IF_ERROR(Vote(plan, call, transport));
     }
-    if (plan.members.empty()) BookCollectives(plan);
+    if (plan.members.empty() && !plan.grouped_counts.has_value()) BookCollectives(plan);
     return Move(plan, call, transport);
   }
 
@@ -353,7 +353,9 @@ class Impl final : public Communicator {
         const void* const own[] = {step.sends[0].data};
         combine(0, step.block_bytes, own);
       }
-      if (step.is_control) EK_RETURN_IF_ERROR(JudgeCounts(plan, call, transport));
+      if (!step.is_control) continue;
+      EK_RETURN_IF_ERROR(JudgeCounts(plan, call, transport));
+      BookCollectives(plan);
     }
     return absl::OkStatus();
   }

@@ -165,8 +165,9 @@ absl::Status ExpectNamed(Backend& backend, const ConformanceOptions& options, co
   }
   EK_RETURN_IF_ERROR(CheckContext(status, *group, 0, odd));
   EK_RETURN_IF_ERROR(calls.CheckUntouched());
-  if ((backend.ledger().Snapshot() - before).bytes(Axis::kWorld) != 0) {
-    return absl::InternalError("payload was booked although no call was made");
+  const LedgerCounts booked = backend.ledger().Snapshot() - before;
+  if (booked.bytes(Axis::kWorld) != 0 || booked.total_collectives() != 0) {
+    return absl::InternalError("payload or collectives were booked although no call was made");
   }
   return CheckBroken(options, *group);
 }
